@@ -1,0 +1,1 @@
+"""What to run and what the results mean. Pure: no process, no clock, no network, no torch."""

@@ -1,0 +1,1 @@
+"""How the matrix is run and where it is reported: environments, processes, the command line."""
