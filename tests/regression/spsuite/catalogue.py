@@ -27,9 +27,10 @@ TOKENS = ("equal", "unequal", "ignored", "empty-rank")
 SPLITS = ("even", "uneven")
 # True: everything contiguous. False: the cotangent is not. "input": the input is not.
 CONTIGUOUS: Tuple[Value, ...] = (True, False, "input")
-# How the sequence-parallel group was made; the first is the lane's own backend by its name. Groups made otherwise
-# take other branches of torch.distributed.nn.functional, which compares the backend's name by identity up to 2.10.
-GROUP_BACKENDS = ("named", "default", "per-device")
+# How a group under NCCL was made: with backend="nccl"; with none, so that get_backend says "undefined"; or with one
+# backend for each device. The last two take other branches of torch.distributed.nn.functional, which asks
+# `get_backend(group) is Backend.NCCL`.
+GROUP_BACKENDS = ("nccl", "undefined", "cpu:gloo,cuda:nccl")
 # The index of the root within its group; a case has one cell for each rank that the group has.
 ROOT = "root"
 
@@ -47,9 +48,16 @@ class Case:
     def rooted(self) -> bool:
         return ROOT in self.axes
 
-    def axes_for(self, sp_size: int) -> Dict[str, Tuple[Value, ...]]:
-        """The axes with their values in a group of `sp_size` ranks."""
-        return {axis: tuple(range(sp_size)) if axis == ROOT else values for axis, values in self.axes.items()}
+    def axes_for(self, lane: str, sp_size: int) -> Dict[str, Tuple[Value, ...]]:
+        """The axes with their values for this lane and groups of `sp_size` ranks."""
+        axes = dict(self.axes)
+        if self.rooted:
+            axes[ROOT] = tuple(range(sp_size))
+        if lane == "gloo":
+            axes.pop("group_backend", None)  # its values are ways to reach NCCL
+        if sp_size == 1 and "tokens" in axes:
+            axes["tokens"] = tuple(tokens for tokens in axes["tokens"] if tokens != "empty-rank")  # 0 / 0 by definition
+        return axes
 
 
 def catalogue() -> List[Case]:

@@ -1,0 +1,58 @@
+"""The functional collectives that have autograd, under whichever name this release gives them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from spsuite.rank import Absent
+
+# With autograd by its name; the names changed, the newest first.
+_BY_NAME: Dict[str, Tuple[str, ...]] = {
+    "all_gather": ("all_gather_single_autograd", "all_gather_tensor_autograd"),
+    "reduce_scatter": ("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd"),
+    "all_to_all_single": ("all_to_all_single_autograd",),
+    "all_reduce": ("all_reduce_autograd",),
+}
+# Without such a name: the plain function, if the operator beneath it has an autograd kernel of its own.
+_BY_KERNEL: Dict[str, Tuple[str, str]] = {
+    "all_gather": ("all_gather_tensor", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_tensor", "reduce_scatter_tensor"),
+    "all_to_all_single": ("all_to_all_single", "all_to_all_single"),
+    "all_reduce": ("all_reduce", "all_reduce"),
+}
+
+
+def functional_collective(name: str) -> Callable[..., Tensor]:
+    """The function, its result waited for. Raises Absent where this release has none with autograd."""
+    try:
+        import torch.distributed._functional_collectives as functional
+    except ImportError:
+        raise Absent("torch.distributed._functional_collectives does not exist in this release") from None
+    function = _find(functional, name)
+
+    def waited_for(*arguments: Any) -> Tensor:
+        return torch.clone(function(*arguments))  # an asynchronous tensor is waited for by its first use
+
+    return waited_for
+
+
+def _find(functional: Any, name: str) -> Callable[..., Tensor]:
+    for candidate in _BY_NAME[name]:
+        if hasattr(functional, candidate):
+            function: Callable[..., Tensor] = getattr(functional, candidate)
+            return function
+    plain, operator = _BY_KERNEL[name]
+    if hasattr(functional, plain) and _has_autograd_kernel(f"_c10d_functional::{operator}"):
+        function = getattr(functional, plain)
+        return function
+    raise Absent(f"no functional {name} with autograd exists in this release")
+
+
+def _has_autograd_kernel(operator: str) -> bool:
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator, "Autograd"))
+    except RuntimeError:  # the operator itself does not exist
+        return False

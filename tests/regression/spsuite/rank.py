@@ -1,0 +1,165 @@
+"""The life of one rank: join the world, perform tasks that come over the parent's pipe, leave without a destructor."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from spsuite.kernel import die_with_parent, poison_memory
+from spsuite.topology import Topology
+
+STACK_SIGNAL = signal.SIGUSR1
+LENGTH = struct.Struct("!Q")
+# The ranks are stopped by their parent, never by torch: a time-out of torch's own would invent a crash.
+NEVER = datetime.timedelta(hours=24)
+
+Task = Dict[str, Any]
+Report = Dict[str, Any]
+GroupKey = Tuple[Topology, str]
+
+
+class Absent(Exception):
+    """This release does not have the name that the case is about."""
+
+
+@dataclass
+class Rank:
+    """One rank, as the cases see it. `backend` carries the world; `device` is where tensors live."""
+
+    rank: int
+    world_size: int
+    backend: str
+    device: torch.device
+    groups: Dict[GroupKey, Optional[dist.ProcessGroup]] = field(default_factory=dict)
+
+    def group(self, topology: Topology, backend: Optional[str] = None) -> Optional[dist.ProcessGroup]:
+        """This rank's group, made on first use; None when it is in no group. Every rank has to ask."""
+        key = (topology, backend or self.backend)
+        if key not in self.groups:
+            mine = None
+            for ranks in topology.groups:
+                group = dist.new_group(list(ranks), backend=key[1], timeout=NEVER)
+                if self.rank in ranks:
+                    mine = group
+            self.groups[key] = mine
+        return self.groups[key]
+
+
+Perform = Callable[[Rank, Task], Report]
+
+
+def run_rank(
+    rank: int, world_size: int, backend: str, scratch: Path, channel: socket.socket, parent: int, perform: Perform
+) -> NoReturn:
+    """Never returns and never raises: what goes wrong is reported over `channel` or shows as the end of the process."""
+    try:
+        die_with_parent(parent)
+        _settle(rank, scratch)
+        me = _join(rank, world_size, backend, scratch)
+        send(channel, {"ready": True})
+        while True:
+            task = receive(channel)
+            if task is None:
+                break
+            send(channel, _attempt(me, task, perform))
+    except SystemExit as leaving:
+        os._exit(_exit_code(leaving))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
+
+
+def _settle(rank: int, scratch: Path) -> None:
+    """What a forked process has to change before it does anything else."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which stops the ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgid(0, 0)  # so that whatever the code under test starts can be stopped with it
+    poison_memory()
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(str(scratch / f"rank{rank}.out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    stack = os.open(str(scratch / f"rank{rank}.stack"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
+    random.seed(rank)
+    torch.manual_seed(rank)
+    warnings.simplefilter("ignore")
+
+
+def _join(rank: int, world_size: int, backend: str, scratch: Path) -> Rank:
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    store = dist.FileStore(str(scratch / "store"), world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=NEVER)
+    return Rank(rank, world_size, backend, device)
+
+
+def _attempt(me: Rank, task: Task, perform: Perform) -> Report:
+    try:
+        return {"returned": perform(me, task)}
+    except Exception as error:
+        return {"raised": describe(error)}
+
+
+def describe(error: BaseException) -> Dict[str, Any]:
+    """An exception as data. `by_torch`: the frame that raised is torch's, not the case's or the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    torch_home = str(Path(torch.__file__).parent)
+    return {
+        "exception": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[-20000:],
+        "by_torch": isinstance(error, Absent) or bool(frames and frames[-1].filename.startswith(torch_home)),
+    }
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    return leaving.code & 0xFF if isinstance(leaving.code, int) else 1
+
+
+def send(channel: socket.socket, message: Report) -> None:
+    body = json.dumps(message).encode()
+    channel.sendall(LENGTH.pack(len(body)) + body)
+
+
+def receive(channel: socket.socket) -> Optional[Task]:
+    """The next message, or None when the parent has closed its end."""
+    header = _exactly(channel, LENGTH.size)
+    if header is None:
+        return None
+    body = _exactly(channel, LENGTH.unpack(header)[0])
+    message: Optional[Task] = None if body is None else json.loads(body)
+    return message
+
+
+def _exactly(channel: socket.socket, count: int) -> Optional[bytes]:
+    received = b""
+    while len(received) < count:
+        part = channel.recv(count - len(received))
+        if not part:
+            return None
+        received += part
+    return received

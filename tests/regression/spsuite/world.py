@@ -1,0 +1,273 @@
+"""The world: ranks forked from a process that has imported torch, kept up from case to case.
+
+The rules come from dead-locks. The parent has one thread and no CUDA, for what it locks would stay locked in its
+children. A world meets at a FileStore that is kept until all ranks are gone. A case begins and ends over pipes to the
+parent and never over the group under test, where a rank that skips a collective would pair with the next case's. Ranks
+leave by `os._exit`, since torch's destructors can wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from spsuite.diagnosis import Event
+from spsuite.kernel import activity
+from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, Task, run_rank
+
+READY_LIMIT = 60.0
+# After a first failure the other ranks may still fail by themselves. They are given up when all of them have been
+# asleep for SETTLED seconds, or in any case after GRACE.
+GRACE = 5.0
+SETTLED = 0.045
+_GLANCE = 0.015
+_IDLE_NANOSECONDS = 1_000_000  # gloo's threads wake up for a moment now and then
+_STACK_WAIT = 0.4
+_OUTPUT_TAIL = 4000
+
+
+class WorldError(RuntimeError):
+    """The ranks could not meet: the machine is at fault, not a case."""
+
+
+@dataclass
+class RankEnd:
+    """What is known of one rank at the end of a task: its last event, what it handed in, and evidence."""
+
+    rank: int
+    event: Event
+    returned: Optional[Dict[str, Any]] = None
+    raised: Optional[Dict[str, Any]] = None
+    stack: Optional[str] = None
+    output: Optional[str] = None  # the tail of what a rank that failed had printed
+
+
+@dataclass
+class _Member:
+    """The parent's end of one rank."""
+
+    rank: int
+    pid: int
+    channel: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    ended: Optional[Event] = None
+
+    def message(self) -> Optional[Dict[str, Any]]:
+        """The next complete message, if one is there."""
+        if len(self.received) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(self.received[: LENGTH.size])
+        if len(self.received) < LENGTH.size + length:
+            return None
+        body = bytes(self.received[LENGTH.size : LENGTH.size + length])
+        del self.received[: LENGTH.size + length]
+        message: Dict[str, Any] = json.loads(body)
+        return message
+
+
+class World:
+    """`world_size` ranks that perform tasks together. `close` ends them, and so does the end of this process."""
+
+    def __init__(self, world_size: int, backend: str, perform: Perform) -> None:
+        self.world_size = world_size
+        self.backend = backend
+        self._scratch = Path(tempfile.mkdtemp(prefix="sp-compat-world-"))
+        self._members: List[_Member] = []
+        self._selector = selectors.DefaultSelector()
+        try:
+            for rank in range(world_size):
+                self._members.append(self._fork(rank, perform))
+            self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, task: Task, limit: float) -> List[RankEnd]:
+        """Have every rank perform `task`; `limit` in seconds is how long they may make no progress.
+
+        Returns when every rank has handed in a result or is known to have failed. After a failure the world is not
+        fit for another task and must be closed.
+        """
+        self._send(task)
+        ends: Dict[int, RankEnd] = {}
+        failed = self._gather(ends, time.monotonic() + limit, until_failure=True)
+        if failed:
+            self._gather(ends, time.monotonic() + GRACE, until_settled=True)
+        waiting = [member for member in self._members if member.rank not in ends]
+        stacks = {} if failed else self._stacks(waiting)
+        for member in waiting:
+            event = Event(member.rank, "stopped" if failed else "silent")
+            ends[member.rank] = RankEnd(member.rank, event, stack=stacks.get(member.rank))
+        for end in ends.values():
+            if end.event.what in ("exited", "signalled", "silent"):
+                end.output = self._output(end.rank)
+        return [ends[rank] for rank in sorted(ends)]
+
+    def close(self) -> None:
+        """Stop every rank with whatever it started, reap it, and remove the store and the ranks' output."""
+        for member in self._members:
+            _kill(member.pid)
+        for member in self._members:
+            if member.ended is None:
+                with suppress(ChildProcessError):
+                    os.waitpid(member.pid, 0)
+            member.channel.close()
+        self._members = []
+        self._selector.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _fork(self, rank: int, perform: Perform) -> _Member:
+        parents_end, childs_end = socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for member in self._members:
+                member.channel.close()
+            parents_end.close()
+            run_rank(rank, self.world_size, self.backend, self._scratch, childs_end, parent, perform)
+        childs_end.close()
+        parents_end.setblocking(False)
+        member = _Member(rank, pid, parents_end)
+        self._selector.register(parents_end, selectors.EVENT_READ, member)
+        return member
+
+    def _meet(self) -> None:
+        ends: Dict[int, RankEnd] = {}
+        if self._gather(ends, time.monotonic() + READY_LIMIT, until_failure=True) or len(ends) < self.world_size:
+            late = sorted(set(range(self.world_size)) - set(ends))
+            outputs = "\n".join(filter(None, (self._output(rank) for rank in range(self.world_size))))
+            raise WorldError(f"the ranks of a {self.backend} world could not meet (missing: {late})\n{outputs}".strip())
+
+    def _send(self, task: Task) -> None:
+        body = json.dumps(task).encode()
+        for member in self._members:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it died between tasks; its end is seen below
+                member.channel.setblocking(True)
+                member.channel.sendall(LENGTH.pack(len(body)) + body)
+            member.channel.setblocking(False)
+
+    def _gather(
+        self, ends: Dict[int, RankEnd], deadline: float, until_failure: bool = False, until_settled: bool = False
+    ) -> bool:
+        """Collect what the ranks hand in until all have, or the deadline, or a failure, or the rest has settled.
+
+        Returns whether a rank has failed.
+        """
+        settling = _Settling(self._members) if until_settled else None
+        failed = False
+        while len(ends) < len(self._members):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for key, _ in self._selector.select(min(left, _GLANCE) if settling else left):
+                end = self._read(key.data)
+                if end is not None and end.rank not in ends:
+                    ends[end.rank] = end
+                    failed = failed or end.event.what != "returned"
+            if failed and until_failure:
+                break
+            if settling and settling.settled(ends):
+                break
+        return failed
+
+    def _read(self, member: _Member) -> Optional[RankEnd]:
+        try:
+            part = member.channel.recv(1 << 20)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            self._selector.unregister(member.channel)
+            return RankEnd(member.rank, _reap(member))
+        member.received += part
+        message = member.message()
+        if message is None:
+            return None
+        if "raised" in message:
+            raised = message["raised"]
+            text = f"{raised['exception']}: {raised['message']}"
+            event = Event(member.rank, "raised", exception=text, by_torch=raised["by_torch"])
+            return RankEnd(member.rank, event, raised=raised)
+        return RankEnd(member.rank, Event(member.rank, "returned"), returned=message.get("returned"))
+
+    def _stacks(self, members: Sequence[_Member]) -> Dict[int, str]:
+        """Where each of these ranks is, in Python, as faulthandler prints it on a signal."""
+        for member in members:
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, STACK_SIGNAL)
+        deadline = time.monotonic() + _STACK_WAIT
+        stacks: Dict[int, str] = {}
+        while len(stacks) < len(members) and time.monotonic() < deadline:
+            time.sleep(0.02)
+            for member in members:
+                text = self._text(f"rank{member.rank}.stack")
+                if text and text.endswith("\n"):
+                    stacks[member.rank] = text
+        return stacks
+
+    def _output(self, rank: int) -> Optional[str]:
+        text = self._text(f"rank{rank}.out")
+        return text[-_OUTPUT_TAIL:] if text else None
+
+    def _text(self, name: str) -> str:
+        try:
+            with (self._scratch / name).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 20000))
+                return file.read().decode(errors="backslashreplace")
+        except OSError:
+            return ""
+
+
+class _Settling:
+    """Tells when the ranks that have not ended are all waiting, as opposed to being slow on a busy machine."""
+
+    def __init__(self, members: Sequence[_Member]) -> None:
+        self._members = members
+        self._before: Optional[int] = None
+        self._since = time.monotonic()
+
+    def settled(self, ends: Dict[int, RankEnd]) -> bool:
+        now = time.monotonic()
+        found = activity(member.pid for member in self._members if member.rank not in ends)
+        worked = self._before is None or found.nanoseconds - self._before > _IDLE_NANOSECONDS
+        self._before = found.nanoseconds
+        if found.running or worked:
+            self._since = now
+        return now - self._since >= SETTLED
+
+
+def _reap(member: _Member) -> Event:
+    """How a rank ended whose channel is closed. One that closed it and lives on has nothing more to say: it is ended."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        pid, status = os.waitpid(member.pid, os.WNOHANG)
+        if pid:
+            break
+        if time.monotonic() > deadline:
+            _kill(member.pid)
+            pid, status = os.waitpid(member.pid, 0)
+            break
+        time.sleep(0.002)
+    if os.WIFSIGNALED(status):
+        member.ended = Event(member.rank, "signalled", signal=os.WTERMSIG(status))
+    else:
+        member.ended = Event(member.rank, "exited", code=os.WEXITSTATUS(status))
+    return member.ended
+
+
+def _kill(pid: int) -> None:
+    """Stop a rank and what it started: they share a process group of the rank's own."""
+    for stop in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            stop(pid, signal.SIGKILL)
