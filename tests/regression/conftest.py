@@ -96,10 +96,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Lane by lane. A suite of which nothing was selected has no tests, rather than a skipped one."""
+    """Lane by lane. A suite of which nothing was selected has no tests, rather than a skipped one.
+
+    Functional collectives come last: their first use imports much of torch in every rank of a new world.
+    """
     tests = [(item.callspec.params["cell"], item) for item in items if isinstance(item, pytest.Function)]
     tests = [(cell, item) for cell, item in tests if isinstance(cell, Cell)]
-    items[:] = [item for _, item in sorted(tests, key=lambda test: ALL_LANES.index(test[0].lane))]
+    items[:] = [item for _, item in sorted(tests, key=lambda test: _order(test[0]))]
+
+
+def _order(cell: Cell) -> Tuple[int, bool]:
+    return ALL_LANES.index(cell.lane), cell.case.startswith("functional_")
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,14 @@ def activity(pids: Iterable[int]) -> Activity:
     return Activity(running, nanoseconds)
 
 
+def seconds_without_processor(pid: int) -> float:
+    """How long this process's main thread has been ready to run while others had the processors."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def _tasks(pid: int) -> List[Path]:
     try:
         return list(Path(f"/proc/{pid}/task").iterdir())

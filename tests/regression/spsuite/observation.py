@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO
 
@@ -95,6 +96,7 @@ class Observer:
             "project": self._project,
         }
         ends = [end for end in world.run(task, self._limit) if end.rank in cell.topology.members or _failed(end)]
+        _import(world.imported)
         observation = _judge(cell, ends, self._limit)
         if observation["outcome"] not in _LEAVES_WORLD_FIT or cell.suite == "user":
             self.close()
@@ -107,6 +109,13 @@ class Observer:
         if self._world is None:
             self._world = World(self._world_size, backend, perform)
         return self._world
+
+
+def _import(names: Sequence[str]) -> None:
+    """Have what a rank had to import, so that the ranks of the next world are born with it."""
+    for name in names:
+        with suppress(Exception):  # it may exist only in the rank's circumstances; then the ranks go on importing it
+            importlib.import_module(name)
 
 
 def _failed(end: RankEnd) -> bool:

@@ -25,6 +25,8 @@ from spsuite.topology import Topology
 
 STACK_SIGNAL = signal.SIGUSR1
 LENGTH = struct.Struct("!Q")
+# Takes a rank a second or two, when a functional collective first needs it. (Not its compiler, which starts processes.)
+WORTH_SHARING = ("torch._dynamo",)
 # The ranks are stopped by their parent, never by torch: a time-out of torch's own would invent a crash.
 NEVER = datetime.timedelta(hours=24)
 
@@ -116,10 +118,13 @@ def _join(rank: int, world_size: int, backend: str, scratch: Path) -> Rank:
 
 
 def _attempt(me: Rank, task: Task, perform: Perform) -> Report:
+    known = set(sys.modules)
     try:
-        return {"returned": perform(me, task)}
+        report: Report = {"returned": perform(me, task)}
     except Exception as error:
-        return {"raised": describe(error)}
+        report = {"raised": describe(error)}
+    report["imported"] = [name for name in WORTH_SHARING if name in sys.modules and name not in known]
+    return report
 
 
 def describe(error: BaseException) -> Dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from spsuite.diagnosis import Event
-from spsuite.kernel import activity
+from spsuite.kernel import activity, seconds_without_processor
 from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, Task, run_rank
 
 READY_LIMIT = 60.0
@@ -31,6 +31,7 @@ READY_LIMIT = 60.0
 GRACE = 5.0
 SETTLED = 0.045
 _GLANCE = 0.015
+_PATIENCE = 5  # times the limit, whatever the load
 _IDLE_NANOSECONDS = 1_000_000  # gloo's threads wake up for a moment now and then
 _STACK_WAIT = 0.4
 _OUTPUT_TAIL = 4000
@@ -76,11 +77,16 @@ class _Member:
 
 
 class World:
-    """`world_size` ranks that perform tasks together. `close` ends them, and so does the end of this process."""
+    """`world_size` ranks that perform tasks together. `close` ends them, and so does the end of this process.
+
+    `imported` names the modules of torch that the last task made a rank import: every rank of every new world will,
+    unless the parent has them.
+    """
 
     def __init__(self, world_size: int, backend: str, perform: Perform) -> None:
         self.world_size = world_size
         self.backend = backend
+        self.imported: List[str] = []
         self._scratch = Path(tempfile.mkdtemp(prefix="sp-compat-world-"))
         self._members: List[_Member] = []
         self._selector = selectors.DefaultSelector()
@@ -96,11 +102,22 @@ class World:
         """Have every rank perform `task`; `limit` in seconds is how long they may make no progress.
 
         Returns when every rank has handed in a result or is known to have failed. After a failure the world is not
-        fit for another task and must be closed.
+        fit for another task and must be closed. On a busy machine the time that a rank spends waiting for a processor
+        does not count, or the load would invent hangs.
         """
-        self._send(task)
         ends: Dict[int, RankEnd] = {}
-        failed = self._gather(ends, time.monotonic() + limit, until_failure=True)
+        before = {member.rank: seconds_without_processor(member.pid) for member in self._members}
+        started = time.monotonic()
+        self._send(task)
+        deadline = started + limit
+        failed = self._gather(ends, deadline, until_failure=True)
+        while not failed and len(ends) < len(self._members) and deadline < started + limit * _PATIENCE:
+            silent = [member for member in self._members if member.rank not in ends]
+            waited = max(seconds_without_processor(member.pid) - before[member.rank] for member in silent)
+            if started + limit + waited <= time.monotonic() + _GLANCE:
+                break
+            deadline = started + limit + waited
+            failed = self._gather(ends, deadline, until_failure=True)
         if failed:
             self._gather(ends, time.monotonic() + GRACE, until_settled=True)
         waiting = [member for member in self._members if member.rank not in ends]
@@ -194,6 +211,7 @@ class World:
         message = member.message()
         if message is None:
             return None
+        self.imported = message.get("imported", [])
         if "raised" in message:
             raised = message["raised"]
             text = f"{raised['exception']}: {raised['message']}"

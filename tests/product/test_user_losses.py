@@ -1,0 +1,76 @@
+"""Right and faulty losses of a user, run by the real suite: no fault may pass, and no right one may fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.product.losses import faulty, right
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT = "1"
+
+
+def losses_of(module: types.ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")]
+
+
+def observe(tmp_path: Path, names: list[str], *options: str) -> list[dict[str, Any]]:
+    file = tmp_path / "observations.jsonl"
+    command = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests/regression"), "-q", "--sp-suite", "user"]
+    command += ["--sp-observations", str(file), "--sp-project", str(REPOSITORY), "--sp-case-limit", LIMIT, *options]
+    for name in names:
+        command += ["--sp-loss", name]
+    subprocess.run(command, capture_output=True, check=False, timeout=600)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "finished" in lines[-1]
+    return [line["observation"] for line in lines if "observation" in line]
+
+
+def test_right_losses_pass_on_the_whole_grid(tmp_path: Path) -> None:
+    names = [f"tests.product.losses.right:{name}" for name in losses_of(right)]
+    observed = observe(tmp_path, names, "--sp-lane", "gloo")
+    assert len(observed) == len(names) * 3 * 4 * 2  # topologies, tokens, dtypes
+    failed = [(one["case"], one["topology"], one["parameters"], one["message"]) for one in observed if one["outcome"] != "pass"]
+    assert failed == []
+    assert {(one["case"].rsplit("_", 1)[1], one["convention"]) for one in observed} == {("sum", "sum"), ("mean", "mean")}
+
+
+@pytest.fixture(scope="module")
+def faulty_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    names = [f"tests.product.losses.faulty:{name}" for name in losses_of(faulty)]
+    options = ("--sp-lane", "nccl-path", "--sp-topology", "sp2-contiguous")
+    grid = ("--sp-parameter", "tokens=ignored", "--sp-parameter", "dtype=float32")
+    observed = observe(tmp_path_factory.mktemp("faulty"), names, *options, *grid)
+    return {one["case"].partition(":")[2]: one for one in observed}
+
+
+@pytest.mark.parametrize("name", losses_of(faulty))
+def test_faulty_loss_gets_its_outcome(name: str, faulty_outcomes: dict[str, dict[str, Any]]) -> None:
+    observation = faulty_outcomes[name]
+    allowed = {"wrong", "nan"} if name.startswith("wrong_or_nan") else {name.split("_")[0]}
+    assert observation["outcome"] in allowed, observation["message"]
+    if observation["outcome"] != "pass":
+        assert observation["first_rank"] is not None
+        assert observation["message"]
+
+
+def test_evidence(faulty_outcomes: dict[str, dict[str, Any]]) -> None:
+    """The lowest rank that failed by itself, its exception, and where every rank stood in a hang."""
+    crash = faulty_outcomes["crash_on_one_rank"]
+    assert crash["first_rank"] == 1
+    assert crash["message"] == "KeyError: 'labels'"
+    assert [rank["outcome"] for rank in crash["ranks"]] == ["blocked", "crash", "blocked", "crash"]
+    assert "crash_on_one_rank" in crash["ranks"][1]["traceback"]
+    hang = faulty_outcomes["hang_skipped_collective"]
+    assert hang["first_rank"] == 1
+    assert "all_reduce" in hang["ranks"][1]["stack"]
+    assert faulty_outcomes["died_by_exit"]["message"] == "rank 1 exited with code 0 without a result"
+    assert faulty_outcomes["died_by_signal"]["message"] == "rank 1 was killed by SIGKILL"
+    assert faulty_outcomes["scaled_by_three"]["factor"] == pytest.approx(6)
