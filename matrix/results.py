@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 Outcome = Literal["pass", "scaled", "wrong", "nan", "crash", "hang", "died", "unsupported", "absent"]
 RankOutcome = Literal["pass", "scaled", "wrong", "nan", "crash", "hang", "died", "unsupported", "absent", "blocked"]

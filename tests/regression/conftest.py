@@ -21,7 +21,6 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 import pytest
 import torch
-
 from spsuite.catalogue import ALL_LANES, LANES, catalogue, user_case
 from spsuite.observation import Observation, Observer, Record
 from spsuite.process import count_gpus, describe_process
@@ -40,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sp-world-size", type=int, default=4, metavar="N", help="ranks to fork (default: 4)")
     group.addoption("--sp-thorough", action="store_true", help="the full product of every axis")
     group.addoption("--sp-loss", action="append", default=[], metavar="MODULE:FUNCTION", help="a loss of your own")
-    group.addoption("--sp-project", default=os.getcwd(), metavar="DIR", help="where --sp-loss is imported from")
+    group.addoption("--sp-project", default=str(Path.cwd()), metavar="DIR", help="where --sp-loss is imported from")
     group.addoption("--sp-case-limit", type=float, default=10.0, metavar="SECONDS", help="until a case is a hang")
     group.addoption("--sp-observations", default=None, metavar="FILE", help="append what is observed, as JSON lines")
 
@@ -113,8 +112,7 @@ def _order(cell: Cell) -> Tuple[int, bool]:
 def observer(pytestconfig: pytest.Config) -> Iterator[Observer]:
     started = time.monotonic()
     path = pytestconfig.getoption("--sp-observations")
-    file = Path(path).open("a", encoding="utf-8") if path else None
-    record = Record(file)
+    record = Record(Path(path) if path else None)
     pytestconfig.stash[_RECORD] = record
     record.write("process", describe_process(len(pytestconfig.stash[_CELLS])))
     gc.collect()
@@ -130,8 +128,6 @@ def observer(pytestconfig: pytest.Config) -> Iterator[Observer]:
         made.close()
     if len(pytestconfig.stash[_OBSERVED]) == len(pytestconfig.stash[_CELLS]):
         record.write("finished", {"seconds": round(time.monotonic() - started, 3)})
-    if file is not None:
-        file.close()
 
 
 @pytest.fixture
@@ -160,4 +156,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.line("  ".join([" " * width] + [lane.ljust(28) for lane in lanes]).rstrip())
     for name, row in table.items():
         cells = [", ".join(f"{count} {outcome}" for outcome, count in row[lane].items()).ljust(28) for lane in lanes]
-        terminalreporter.line("  ".join([name.ljust(width)] + cells).rstrip())
+        terminalreporter.line("  ".join([name.ljust(width), *cells]).rstrip())

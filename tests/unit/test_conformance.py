@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from spsuite.diagnosis import Event, Judgement, Measured, account_for, judge_gradient, judge_loss
 from spsuite.losses import measured, reference
 

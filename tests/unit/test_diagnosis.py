@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from spsuite.diagnosis import Event, Measured, account_for, judge_gradient, judge_loss
 from spsuite.tolerance import Tolerance, ulp
 
@@ -127,7 +126,9 @@ def test_a_death_weighs_more_than_a_crash_and_both_are_named() -> None:
 
 
 def test_a_peers_failure_alone_is_still_evidence_of_a_crash() -> None:
-    account = account_for([Event(0, "stopped"), Event(1, "raised", exception="RuntimeError: Connection closed by peer")], 10)
+    account = account_for(
+        [Event(0, "stopped"), Event(1, "raised", exception="RuntimeError: Connection closed by peer")], 10
+    )
     assert (account.outcome, account.first_rank) == ("crash", 1)
 
 

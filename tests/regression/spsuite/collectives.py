@@ -16,14 +16,33 @@ import torch.distributed.nn.functional as F
 from torch import Tensor
 
 from spsuite.catalogue import OPERATIONS, Value
-from spsuite.diagnosis import Measured
-from spsuite.functional import functional_collective
+from spsuite.diagnosis import Judgement, Measured, judge_gradient
+from spsuite.functional import functional_collective, why_functional_is_absent
 from spsuite.inputs import COLUMNS, DTYPES, Shape, random_tensor, splits, with_transposed_storage
-from spsuite.rank import Rank, Report
+from spsuite.lanes import group_of
+from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
 
 ROWS = 4
+
+
+class Suite:
+    """The suite as the observer knows it."""
+
+    def absent(self, cell: Cell) -> Optional[str]:
+        return why_functional_is_absent(cell.case)
+
+    def world_of(self, cell: Cell) -> str:
+        return "shared"
+
+    def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
+        group = group_of(me, cell)
+        return {} if group is None else _measure(me, cell, group)
+
+    def judge(self, cell: Cell, returned: Mapping[int, Report]) -> Judgement:
+        wanted = _references(cell)
+        return judge_gradient([_measured(cell, rank, wanted[rank], report) for rank, report in returned.items()])
 
 
 # --- the shape of a case ----------------------------------------------------------------------------------------------
@@ -118,7 +137,7 @@ class Call:
         return [row[self.place] for row in splits(self.sp_size, self.collective.uneven)]
 
 
-def measure(me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
+def _measure(me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
     """One forward and backward of the case on this rank: its outputs and the gradients of its inputs, as lists."""
     ranks = cell.topology.group_of(me.rank)
     assert ranks is not None
@@ -257,7 +276,7 @@ class Reference:
     gradients: List[Tensor]
 
 
-def references(cell: Cell) -> Dict[int, Reference]:
+def _references(cell: Cell) -> Dict[int, Reference]:
     """For every rank that takes part: plain autograd over all of its group, in this process."""
     collective = Collective.of(cell.case, cell.parameters)
     found: Dict[int, Reference] = {}
@@ -334,7 +353,7 @@ def _assert_not_trivial(cell: Cell, found: Mapping[int, Reference]) -> None:
         assert spread > 1 or not bool(gradient.any()), f"the reference of {cell.id} is one number repeated"
 
 
-def measured(cell: Cell, rank: int, reference: Reference, report: Report) -> Measured:
+def _measured(cell: Cell, rank: int, reference: Reference, report: Report) -> Measured:
     """What a rank handed in beside its reference, ready to be judged."""
     collective = Collective.of(cell.case, cell.parameters)
     dtype = str(cell.parameters["dtype"])

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from spsuite.tolerance import Tolerance
+from spsuite.tolerance import EXACT, Tolerance
 
 WORST_FIRST = ("died", "hang", "crash", "nan", "wrong", "scaled", "pass")
 
@@ -30,7 +30,7 @@ class Measured:
     rank: int
     reference: torch.Tensor
     gradient: torch.Tensor
-    tolerance: Tolerance = Tolerance()
+    tolerance: Tolerance = EXACT
     value_right: bool = True
     value_finite: bool = True
 
@@ -208,12 +208,14 @@ class Account:
 _PEER_WENT_AWAY = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (the )?(remote )?peer|broken pipe|socket closed|"
     r"remote process exited|pair closure|application timeout caused|connection was likely closed|"
-    r"communicator was aborted|nccl communicator.*abort|failed to (recv|send), got \d+ bytes|store.*(broken|shut ?down)",
+    r"communicator was aborted|nccl communicator.*abort|failed to (recv|send), got \d+ bytes|"
+    r"store.*(broken|shut ?down)",
     re.IGNORECASE,
 )
 # The words in which torch refuses an operation for a backend.
 _NOT_SUPPORTED = re.compile(
-    r"(does|do)(n't| not) support|no support for|backend not supported|not implemented|cannot use reduceop\.\w+ with", re.I
+    r"(does|do)(n't| not) support|no support for|backend not supported|not implemented|cannot use reduceop\.\w+ with",
+    re.I,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -39,16 +39,31 @@ def functional_collective(name: str) -> Callable[..., Tensor]:
     return waited_for
 
 
+def why_functional_is_absent(case: str) -> Optional[str]:
+    """Why this release cannot have a case `functional_<collective>[_weighted]`; None for every other case."""
+    if not case.startswith("functional_"):
+        return None
+    name = case[len("functional_") :]
+    try:
+        functional_collective(name[: -len("_weighted")] if name.endswith("_weighted") else name)
+    except Absent as absent:
+        return str(absent)
+    return None
+
+
 def _find(functional: Any, name: str) -> Callable[..., Tensor]:
     for candidate in _BY_NAME[name]:
         if hasattr(functional, candidate):
-            function: Callable[..., Tensor] = getattr(functional, candidate)
-            return function
+            return _callable(functional, candidate)
     plain, operator = _BY_KERNEL[name]
     if hasattr(functional, plain) and _has_autograd_kernel(f"_c10d_functional::{operator}"):
-        function = getattr(functional, plain)
-        return function
+        return _callable(functional, plain)
     raise Absent(f"no functional {name} with autograd exists in this release")
+
+
+def _callable(module: Any, name: str) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = getattr(module, name)
+    return function
 
 
 def _has_autograd_kernel(operator: str) -> bool:

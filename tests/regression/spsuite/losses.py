@@ -7,19 +7,21 @@ N is the sum of n over the group and T = (sum of S) / N. Every case is compared 
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as F
 from torch import Tensor
 
-from spsuite.diagnosis import Measured
-from spsuite.functional import functional_collective
+from spsuite.diagnosis import Judgement, Measured, judge_loss
+from spsuite.functional import functional_collective, why_functional_is_absent
 from spsuite.inputs import DTYPES, token_losses, token_weights
-from spsuite.rank import Rank, Report
+from spsuite.lanes import group_of
+from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
 
@@ -147,17 +149,45 @@ LOSSES: Dict[str, Loss] = {
 }
 
 
+class Suite:
+    """The suite `loss` as the observer knows it."""
+
+    def absent(self, cell: Cell) -> Optional[str]:
+        return why_functional_is_absent(cell.case)
+
+    def world_of(self, cell: Cell) -> str:
+        return "shared"
+
+    def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
+        group = group_of(me, cell)
+        return {} if group is None else _measure(LOSSES[cell.case], me, cell, group)
+
+    def judge(self, cell: Cell, returned: Mapping[int, Report]) -> Judgement:
+        wanted = references(cell)
+        dtype = str(cell.parameters["dtype"])
+        items = [measured(rank, wanted[rank], report, dtype) for rank, report in returned.items()]
+        return judge_loss(items, cell.topology.sp_size)
+
+
+class UserSuite(Suite):
+    """The suite `user`: a loss imported from the user's project, with the same judgement."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def absent(self, cell: Cell) -> Optional[str]:
+        return None
+
+    def world_of(self, cell: Cell) -> str:
+        """A world for each observation: the code may patch torch, destroy groups, change the default dtype."""
+        return f"user {next(self._count)}"
+
+    def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
+        group = group_of(me, cell)
+        return {} if group is None else _measure(load_user_loss(cell.case, task["project"]), me, cell, group)
+
+
 # --- on a rank --------------------------------------------------------------------------------------------------------
-
-
-def measure(me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
-    """Value and gradient of a built-in loss on this rank."""
-    return _measure(LOSSES[cell.case], me, cell, group)
-
-
-def measure_user(me: Rank, cell: Cell, group: dist.ProcessGroup, project: str) -> Report:
-    """The same for a user's own loss, imported from the directory `project`."""
-    return _measure(load_user_loss(cell.case, project), me, cell, group)
 
 
 def load_user_loss(name: str, project: str) -> Loss:
@@ -232,9 +262,7 @@ def references(cell: Cell) -> Dict[int, Reference]:
 def measured(rank: int, reference: Reference, report: Report, dtype: str = "float32") -> Measured:
     """What a rank handed in beside its reference, ready to be judged."""
     numbers = report["gradient"]
-    gradient = (
-        torch.zeros_like(reference.gradient) if numbers is None else torch.tensor(numbers, dtype=torch.float64)
-    )
+    gradient = torch.zeros_like(reference.gradient) if numbers is None else torch.tensor(numbers, dtype=torch.float64)
     value = torch.tensor([report["value"]], dtype=torch.float64)
     expected = torch.tensor([reference.value], dtype=torch.float64)
     largest = float(reference.gradient.abs().max())

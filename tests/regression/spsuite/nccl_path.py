@@ -51,7 +51,7 @@ class NcclPath:
 
     def __init__(self, group_backend: str) -> None:
         # The constructor gives the very object NCCL for "nccl", and for other names an equal string, as in get_backend.
-        self._group_backend = dist.Backend(group_backend)
+        self._group_backend: str = dist.Backend(group_backend)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
@@ -65,7 +65,9 @@ class NcclPath:
         with _carried(tensor) as carrier:
             dist.broadcast(carrier, src, group=group)
 
-    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Optional[dist.ProcessGroup] = None) -> None:
+    def all_reduce(
+        self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Optional[dist.ProcessGroup] = None
+    ) -> None:
         _check_one(tensor)
         _check_operation(op)
         with _carried(tensor) as carrier:

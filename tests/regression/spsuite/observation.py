@@ -1,19 +1,20 @@
-"""Making one observation: a cell is performed by a world, judged against the oracle, and written down."""
+"""Making one observation: a cell is performed by a world, judged by its suite, and written down."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, TextIO
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
 from spsuite import collectives, losses
-from spsuite.diagnosis import Account, Judgement, Measured, account_for, judge_gradient, judge_loss
-from spsuite.functional import functional_collective
-from spsuite.nccl_path import nccl_path
-from spsuite.rank import Absent, Rank, Report, Task
+from spsuite.diagnosis import Account, Judgement, account_for
+from spsuite.lanes import in_lane
+from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.topology import parse_topology
 from spsuite.world import RankEnd, World
@@ -24,32 +25,35 @@ _LEAVES_WORLD_FIT = ("pass", "scaled", "wrong")
 _TRACEBACK_LIMIT = 8000
 
 
-# --- on a rank --------------------------------------------------------------------------------------------------------
+class Suite(Protocol):
+    """What a module offers that measures the cases of one suite."""
+
+    def absent(self, cell: Cell) -> Optional[str]:
+        """In the parent: why this release cannot have the case at all, or None."""
+
+    def world_of(self, cell: Cell) -> str:
+        """In the parent: cells with the same answer may share a world."""
+
+    def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
+        """On a rank, in its lane: what it measured. A rank outside every group returns an empty report."""
+
+    def judge(self, cell: Cell, returned: Mapping[int, Report]) -> Judgement:
+        """In the parent: the reports of the ranks that returned, held against the oracle."""
+
+
+SUITES: Mapping[str, Suite] = {
+    "collectives": collectives.Suite(),
+    "loss": losses.Suite(),
+    "user": losses.UserSuite(),
+}
 
 
 def perform(me: Rank, task: Task) -> Report:
-    """What a rank does with a task: the cell, in its lane."""
-    cell = Cell(
-        task["suite"],
-        task["case"],
-        task["lane"],
-        parse_topology(task["topology"], me.world_size),
-        task["parameters"],
-    )
-    group_backend = str(cell.parameters.get("group_backend", "nccl"))
-    with ExitStack() as stack:
-        if cell.lane == "nccl-path":
-            group = me.group(cell.topology)
-            stack.enter_context(nccl_path(group_backend))
-        else:
-            group = me.group(cell.topology, group_backend if cell.lane == "nccl" else None)
-        if group is None:
-            return {}
-        if cell.suite == "collectives":
-            return collectives.measure(me, cell, group)
-        if cell.suite == "user":
-            return losses.measure_user(me, cell, group, task["project"])
-        return losses.measure(me, cell, group)
+    """What a rank does with a task."""
+    topology = parse_topology(task["topology"], me.world_size)
+    cell = Cell(task["suite"], task["case"], task["lane"], topology, task["parameters"])
+    with in_lane(cell):
+        return SUITES[cell.suite].measure(me, cell, task)
 
 
 # --- in the parent ----------------------------------------------------------------------------------------------------
@@ -63,6 +67,7 @@ class Observer:
         self._limit = limit
         self._project = project
         self._world: Optional[World] = None
+        self._world_is = ("", "")
 
     def observe(self, cell: Cell) -> Observation:
         """The observation of one cell. A hang or a death is looked at twice; the first outcome counts."""
@@ -81,12 +86,11 @@ class Observer:
             self._world = None
 
     def _attempt(self, cell: Cell) -> Observation:
-        missing = _absent(cell)
+        suite = SUITES[cell.suite]
+        missing = suite.absent(cell)
         if missing is not None:
             return _observation(cell, Account("absent", None, {}, missing), None, [])
-        if cell.suite == "user":
-            self.close()  # code of the user gets a world of its own
-        world = self._world_for(cell.lane)
+        world = self._world_for(cell.lane, suite.world_of(cell))
         task = {
             "suite": cell.suite,
             "case": cell.case,
@@ -98,16 +102,17 @@ class Observer:
         ends = [end for end in world.run(task, self._limit) if end.rank in cell.topology.members or _failed(end)]
         _import(world.imported)
         observation = _judge(cell, ends, self._limit)
-        if observation["outcome"] not in _LEAVES_WORLD_FIT or cell.suite == "user":
+        if observation["outcome"] not in _LEAVES_WORLD_FIT:
             self.close()
         return observation
 
-    def _world_for(self, lane: str) -> World:
-        backend = "nccl" if lane == "nccl" else "gloo"
-        if self._world is not None and self._world.backend != backend:
+    def _world_for(self, lane: str, kind: str) -> World:
+        wanted = ("nccl" if lane == "nccl" else "gloo", kind)
+        if self._world is not None and self._world_is != wanted:
             self.close()
         if self._world is None:
-            self._world = World(self._world_size, backend, perform)
+            self._world = World(self._world_size, wanted[0], perform)
+            self._world_is = wanted
         return self._world
 
 
@@ -122,22 +127,10 @@ def _failed(end: RankEnd) -> bool:
     return end.event.what != "returned"
 
 
-def _absent(cell: Cell) -> Optional[str]:
-    """Why this release cannot have the case at all, found without a world."""
-    if not cell.case.startswith("functional_"):
-        return None
-    name = cell.case[len("functional_") :]
-    try:
-        functional_collective(name[: -len("_weighted")] if name.endswith("_weighted") else name)
-    except Absent as absent:
-        return str(absent)
-    return None
-
-
 def _judge(cell: Cell, ends: Sequence[RankEnd], limit: float) -> Observation:
     """The numbers of the ranks that returned, and what became of those that did not."""
     returned = {end.rank: end.returned for end in ends if end.returned is not None and end.event.what == "returned"}
-    judgement = _judge_numbers(cell, returned) if returned else None
+    judgement = SUITES[cell.suite].judge(cell, returned) if returned else None
     outcomes = {rank.rank: rank.outcome for rank in judgement.ranks} if judgement else {}
     events = [
         replace(end.event, outcome=outcomes.get(end.rank)) if end.event.what == "returned" else end.event
@@ -156,19 +149,7 @@ def _first(judgement: Judgement) -> Optional[int]:
     return ranks[0] if ranks else next((rank.rank for rank in judgement.ranks if rank.outcome != "pass"), None)
 
 
-def _judge_numbers(cell: Cell, returned: Mapping[int, Report]) -> Judgement:
-    dtype = str(cell.parameters["dtype"])
-    if cell.suite == "collectives":
-        expected = collectives.references(cell)
-        return judge_gradient([collectives.measured(cell, rank, expected[rank], returned[rank]) for rank in returned])
-    wanted = losses.references(cell)
-    items: List[Measured] = [losses.measured(rank, wanted[rank], returned[rank], dtype) for rank in returned]
-    return judge_loss(items, cell.topology.sp_size)
-
-
-def _observation(
-    cell: Cell, account: Account, judgement: Optional[Judgement], ends: Sequence[RankEnd]
-) -> Observation:
+def _observation(cell: Cell, account: Account, judgement: Optional[Judgement], ends: Sequence[RankEnd]) -> Observation:
     numeric = judgement if judgement is not None and account.outcome in ("pass", "scaled", "wrong") else None
     return {
         "lane": cell.lane,
@@ -234,19 +215,21 @@ def _rank_report(end: RankEnd, account: Account, judgement: Optional[Judgement])
 class Record:
     """The observations file: one JSON object a line, each complete on disk before the next case begins."""
 
-    def __init__(self, file: Optional[TextIO]) -> None:
-        self._file = file
+    def __init__(self, path: Optional[Path]) -> None:
+        self._path = path
 
     def write(self, kind: str, content: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps({kind: _finite(content)}) + "\n")
-            self._file.flush()
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({kind: _as_json(content)}) + "\n")
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity; a factor or error that overflowed is left out."""
+def _as_json(value: Any) -> Any:
+    """What JSON can hold: no infinity (a factor that overflowed is left out), no half of a surrogate pair."""
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, (list, tuple)) else value

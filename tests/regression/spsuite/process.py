@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -39,7 +40,7 @@ def count_gpus() -> int:
 
 def _gpus() -> List[str]:
     """The names of the GPUs."""
-    if not torch.backends.cuda.is_built() or not os.path.exists("/dev/nvidiactl"):
+    if not torch.backends.cuda.is_built() or not Path("/dev/nvidiactl").exists():
         return []
     read, write = os.pipe()
     pid = os.fork()
@@ -58,7 +59,7 @@ def _gpus() -> List[str]:
 
 def _driver() -> Optional[str]:
     try:
-        with open("/proc/driver/nvidia/version") as file:
+        with Path("/proc/driver/nvidia/version").open() as file:
             found = re.search(r"\b(\d+\.\d+(\.\d+)?)\b", file.readline())
     except OSError:
         return None

@@ -28,7 +28,7 @@ class Cell:
     @property
     def id(self) -> str:
         values = ["%s=%s" % item for item in self.parameters.items()]
-        return "-".join([self.lane, self.topology.name, self.case] + values)
+        return "-".join([self.lane, self.topology.name, self.case, *values])
 
 
 @dataclass(frozen=True)

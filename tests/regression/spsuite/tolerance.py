@@ -35,6 +35,9 @@ class Tolerance:
         return float(error.norm()) <= FLOAT32_RELATIVE * abs(scale) * norm
 
 
+EXACT = Tolerance()  # as exact as float32 can be asked to be
+
+
 def ulp(magnitude: float) -> float:
     """One unit in the last place of a bfloat16 number of this magnitude."""
     return math.ldexp(1.0, math.frexp(magnitude)[1] - 1 - BFLOAT16_FRACTION_BITS) if magnitude > 0 else 0.0

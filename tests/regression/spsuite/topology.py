@@ -73,7 +73,9 @@ def _named_groups(text: str, size: int, shape: Optional[str], world_size: int) -
     if shape == "offset":
         return [tuple(ranks[world_size - size :])]
     if world_size % size:
-        raise TopologyError(f"topology {text!r} cannot cut {world_size} ranks into groups of {size}; sp{size}-offset can")
+        raise TopologyError(
+            f"topology {text!r} cannot cut {world_size} ranks into groups of {size}; sp{size}-offset can"
+        )
     count = world_size // size
     if shape == "contiguous":
         return [tuple(ranks[i * size : (i + 1) * size]) for i in range(count)]

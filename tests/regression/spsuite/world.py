@@ -266,7 +266,7 @@ class _Settling:
 
 
 def _reap(member: _Member) -> Event:
-    """How a rank ended whose channel is closed. One that closed it and lives on has nothing more to say: it is ended."""
+    """How a rank ended whose channel is closed. One that closed it and lives on has nothing to say, and is ended."""
     deadline = time.monotonic() + 1.0
     while True:
         pid, status = os.waitpid(member.pid, os.WNOHANG)

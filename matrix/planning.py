@@ -1,0 +1,251 @@
+"""The plan of a run: one leg for each torch, DeepSpeed and class of runner that was asked for.
+
+What cannot be resolved becomes a leg too, with the sentence that says why: that a release does not exist, or not for
+these machines, is a result, and the rest of the run goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Literal
+
+from packaging.version import InvalidVersion, Version
+
+from matrix import releases, torch_requests
+from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
+from matrix.config_file import ConfigError, nearest
+from matrix.plan import LegPlan, Plan, TorchBuild
+from matrix.releases import AvailableRelease, ReleaseTable
+from matrix.results import Requested
+from matrix.torch_requests import Resolution
+
+CURRENT = "current"
+GPU_LANE = "nccl"  # the lane that needs a GPU for each rank; the others run on any machine
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is to be known of the machine.
+
+    `driver` is the major version of NVIDIA's driver; `pytorch_index` says whether PyTorch's own index can be used.
+    """
+
+    gpus: int = 0
+    driver: int | None = None
+    pytorch_index: bool = True
+    locate: Callable[[str], PurePath | None] = lambda written: None
+
+
+@dataclass(frozen=True)
+class CurrentEnvironment:
+    """What a probe found in the interpreter that `environment: current` measures."""
+
+    torch: str | None
+    python: str
+    deepspeed: str | None = None
+
+
+def make_plan(
+    config: Config,
+    suite: Suite,
+    available: Sequence[AvailableRelease],
+    pythons: Sequence[str],
+    machine: Machine,
+    current: CurrentEnvironment | None = None,
+) -> Plan:
+    """`pythons` are the versions this machine has ("3.11"), the preferred one first."""
+    table = releases.bundled()
+    if current is not None:
+        legs = [_current_leg(config, current, runner) for runner in _runners(config, machine)]
+    else:
+        requests = [torch_requests.parse(text) for text in config.torch]
+        resolutions = torch_requests.resolve_all(
+            requests, available, table, machine.locate, by_label=machine.pytorch_index
+        )
+        _check_excluded_releases(config, resolutions)
+        legs = [
+            _leg(resolution, deepspeed, runner, available, pythons, table)
+            for resolution in resolutions
+            for deepspeed in dict.fromkeys(config.deepspeed)
+            for runner in _runners(config, machine)
+        ]
+    placed = [_with_lanes(leg, config, suite, machine, table) for leg in legs]
+    plan = Plan(tuple(leg for leg in placed if leg.lanes))
+    if not plan.legs:
+        raise NothingLeft(f"{config.origin('exclude')}: every release that was asked for is excluded")
+    return plan
+
+
+def exclusions_of(leg: LegPlan, config: Config) -> tuple[str, ...]:
+    """The patterns of what this leg leaves out, as the suite's option takes them."""
+    return tuple(exclusion.pattern for exclusion in config.exclude if _concerns(exclusion.torch, leg.torch))
+
+
+def _runners(config: Config, machine: Machine) -> Iterator[Literal["cpu", "nccl"]]:
+    if config.lanes == (AUTO,) or set(config.lanes) - {GPU_LANE}:
+        yield "cpu"
+    if GPU_LANE in config.lanes or (config.lanes == (AUTO,) and machine.gpus >= config.world_size):
+        yield "nccl"
+
+
+def _leg(
+    resolution: Resolution,
+    deepspeed: str,
+    runner: Literal["cpu", "nccl"],
+    available: Sequence[AvailableRelease],
+    pythons: Sequence[str],
+    table: ReleaseTable,
+) -> LegPlan:
+    build = resolution.build
+    requirement, problem = _deepspeed(deepspeed)
+    python = _python(build, available, pythons, table) if build else None
+    return LegPlan(
+        id=_id(build.version if build else resolution.request.text, build, deepspeed, python, runner),
+        requested=Requested(torch=resolution.request.text, deepspeed=deepspeed),
+        runner=runner,
+        lanes=(),
+        torch=build,
+        deepspeed=requirement,
+        python=python,
+        constraints=table.of(_release(build, table)).constraints if build else (),
+        problem=resolution.problem or problem,
+    )
+
+
+def _current_leg(config: Config, current: CurrentEnvironment, runner: Literal["cpu", "nccl"]) -> LegPlan:
+    # A vendor's image has a pre-release of its own (2.4.0a0+07cecf4168.nv24.05), which stands for its release.
+    torch = Version(current.torch).base_version if current.torch else "none"
+    python = ".".join(current.python.split(".")[:2])
+    return LegPlan(
+        id=_id(torch, None, current.deepspeed or "none", python, runner),
+        requested=Requested(torch=CURRENT, deepspeed=CURRENT),
+        runner=runner,
+        lanes=(),
+        torch=None,
+        deepspeed=None,
+        python=python,
+        problem=None if current.torch else "the interpreter has no torch; name another by --python, or install it",
+    )
+
+
+def _deepspeed(text: str) -> tuple[str | None, str | None]:
+    """The requirement and, where there is none to be had, the reason."""
+    if text == "none":
+        return None, None
+    try:
+        return f"deepspeed=={Version(text)}", None
+    except InvalidVersion:
+        problem = f"this version of sp-compat cannot resolve deepspeed {text!r}; write none or a version such as 0.18.5"
+        return None, problem
+
+
+def _python(
+    build: TorchBuild, available: Sequence[AvailableRelease], pythons: Sequence[str], table: ReleaseTable
+) -> str:
+    """A Python that the release supports: the preferred one of the machine, else its newest, else one to be fetched."""
+    supported = _supported_pythons(build, available, table)
+    present = [python for python in pythons if python in supported]
+    if present:
+        return pythons[0] if pythons[0] in present else max(present, key=Version)
+    return max(supported, key=Version)
+
+
+def _supported_pythons(build: TorchBuild, available: Sequence[AvailableRelease], table: ReleaseTable) -> Sequence[str]:
+    """By the wheels themselves; by the table where there are none to look at."""
+    by_name = torch_requests.wheel_pythons(build)
+    if by_name:
+        return by_name
+    local = build.requirement.partition("+")[2]
+    offered = {
+        python
+        for release in available
+        if not release.yanked
+        and Version(release.version).public == build.version
+        and local in ("", Version(release.version).local)
+        for python in release.pythons
+    }
+    return sorted(offered, key=Version) or table.of(_release(build, table)).pythons
+
+
+def _release(build: TorchBuild, table: ReleaseTable) -> Version:
+    return Version(table.newest.minor) if build.nightly else Version(build.version)
+
+
+def _with_lanes(leg: LegPlan, config: Config, suite: Suite, machine: Machine, table: ReleaseTable) -> LegPlan:
+    """The lanes in which something is left to run; none where the leg is excluded as a whole."""
+    exclusions = [exclusion for exclusion in config.exclude if _concerns(exclusion.torch, leg.torch)]
+
+    def left(case: Case, lane: str) -> bool:
+        return lane in case.lanes and not any(exclusion.excludes(case, lane) for exclusion in exclusions)
+
+    cases = config.selected(suite)
+    of_class = [lane for lane in suite.lanes if (lane == GPU_LANE) == (leg.runner == "nccl") and config.wants(lane)]
+    lanes = tuple(lane for lane in of_class if any(left(case, lane) for case in cases))
+    problem = leg.problem or (_gpu_problem(leg, config, machine, table) if leg.runner == "nccl" else None)
+    return replace(leg, lanes=lanes, problem=problem)
+
+
+def _gpu_problem(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> str | None:
+    if machine.gpus < config.world_size:
+        return (
+            f"the lane {GPU_LANE} needs {config.world_size} GPUs, one for each rank, "
+            f"and this machine has {machine.gpus}; leave the lane out, or lower --world-size"
+        )
+    if leg.torch is None or leg.torch.nightly or machine.driver is None:
+        return None
+    oldest_cuda = min(table.of(Version(leg.torch.version)).cuda, key=Version)
+    if machine.driver < table.driver_for(oldest_cuda):
+        return (
+            f"torch {leg.torch.version} needs NVIDIA driver {table.driver_for(oldest_cuda)} or newer, "
+            f"and this machine has {machine.driver}"
+        )
+    return None
+
+
+def _concerns(excluded: str | None, build: TorchBuild | None) -> bool:
+    if excluded is None:
+        return True
+    if build is None:
+        return False
+    request = torch_requests.parse(excluded)
+    return request.kind == "nightly" if build.version == "nightly" else request.covers(Version(build.version))
+
+
+def _check_excluded_releases(config: Config, resolutions: Sequence[Resolution]) -> None:
+    if config.origin("torch") == OPTIONS["torch"] and config.origin("exclude") != OPTIONS["exclude"]:
+        return  # what a file excludes need not be in a run that the command line narrows
+    builds = [resolution.build for resolution in resolutions if resolution.build]
+    for number, exclusion in enumerate(config.exclude):
+        if exclusion.torch and builds and not any(_concerns(exclusion.torch, build) for build in builds):
+            versions = [build.version for build in builds]
+            raise ConfigError(
+                f"{config.origin('exclude', number)}: torch {exclusion.torch} is not among the releases of this run, "
+                f"{', '.join(versions)}{nearest(exclusion.torch, versions)}"
+            )
+
+
+# Ids: they name directories, log files and artifacts, whatever the user wrote, and two legs never have the same.
+
+
+def _id(torch: str, build: TorchBuild | None, deepspeed: str, python: str | None, runner: str) -> str:
+    ordinary = ("torch", f"torch=={torch}")
+    identity = f"{torch} as {build.requirement}" if build and build.requirement not in ordinary else torch
+    parts = [
+        "torch" + _safe(identity, torch),
+        "ds" + _safe(deepspeed, deepspeed),
+        *([f"py{python}"] if python else []),
+        runner,
+    ]
+    return "-".join(parts)
+
+
+def _safe(identity: str, shown: str) -> str:
+    """As a part of a file's name; with a digest behind it where that alone would not tell two apart."""
+    name = re.sub(r"[^a-z0-9.]+", "-", shown.lower()).strip("-.")[:24]
+    if name == identity:
+        return name
+    return f"{name}-{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}".lstrip("-")

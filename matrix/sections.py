@@ -1,0 +1,373 @@
+"""The parts of a report in Markdown, and how they are fitted into a limit.
+
+A part is cut between its rows only: a table stays a table and a block stays closed. A line says how much was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matrix import markdown, reproduce, signs
+from matrix.known_issues import KnownIssue
+from matrix.markdown import Markdown, code, text
+from matrix.results import Observation
+from matrix.table import Column, Row, Table, deepspeed_label, torch_label
+from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict
+
+RELEASES_ACROSS = 8
+"""How many releases stand side by side before a table of cases is split."""
+MESSAGE = 240
+"""Characters of a failure's message that are shown."""
+
+
+class Made:
+    """Rows that are made as they are taken: a part of which little fits costs little."""
+
+    def __init__(self, make: Callable[[Any], str], of: Sequence[Any]) -> None:
+        self._make = make
+        self._of = of
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._make, self._of)
+
+
+@dataclass(frozen=True)
+class Section:
+    """`rows` may be left out from the end, one whole row at a time; head and tail belong together."""
+
+    head: str
+    rows: Sequence[str] | Made = ()
+    tail: str = ""
+    rank: int = 0  # the lower, the sooner it gets its room
+
+
+def fit(sections: Sequence[Section], limit: int, size: Callable[[str], int], full_report: str) -> str:
+    """The sections in their order, cut so that the whole is not larger than `limit` by the measure `size`.
+
+    `full_report` is where to read what was cut.
+    """
+    room = limit - size(_dropped(len(sections), full_report))
+    written: dict[int, str] = {}
+    for place in sorted(range(len(sections)), key=lambda place: sections[place].rank):
+        part = _fitted(sections[place], room, size, full_report)
+        if part is not None:
+            written[place] = part
+            room -= size(part)
+    dropped = len(sections) - len(written)
+    body = "".join(written[place] for place in sorted(written))
+    return body + (_dropped(dropped, full_report) if dropped else "")
+
+
+def _fitted(section: Section, room: int, size: Callable[[str], int], full_report: str) -> str | None:
+    room -= size(section.head) + size(section.tail)
+    if room < 0:
+        return None
+    taken: list[str] = []
+    sizes: list[int] = []
+    for row in section.rows:
+        taken.append(row)
+        sizes.append(size(row))
+        room -= sizes[-1]
+        if room < 0:
+            break
+    else:
+        return f"{section.head}{''.join(taken)}{section.tail}"
+    room -= size(_cut(len(section.rows), full_report))
+    while taken and room < 0:
+        taken.pop()
+        room += sizes.pop()
+    if not taken:
+        return None
+    return f"{section.head}{''.join(taken)}{_cut(len(section.rows) - len(taken), full_report)}{section.tail}"
+
+
+def _cut(rows: int, full_report: str) -> str:
+    return f"\n… {rows} more left out here for length; {full_report} has them.\n"
+
+
+def _dropped(sections: int, full_report: str) -> str:
+    return f"\n… {sections} more parts left out for length; {full_report} has them.\n"
+
+
+def verdict_line(verdict: Verdict) -> Section:
+    sign = "✓" if verdict.exit_code == 0 else "✗"
+    if verdict.compared:
+        missing = f" {verdict.unmeasured} cells of it were not measured this time." if verdict.unmeasured else ""
+        basis = f"Compared with the baseline and with the known issues.{missing}"
+    else:
+        basis = "There is no baseline to compare with; judged by the known issues alone."
+    return Section(f"### {sign} {text(verdict.sentence)}\n\n{basis}\n\n")
+
+
+def news(verdict: Verdict, limit: int) -> list[Section]:
+    """What is new, what is mended and what could not be measured, alike cells in one line."""
+    titles = {"new failure": "New failures", "fixed": "Fixed", "still failing": "Failing as in the baseline"}
+    sections = []
+    for standing, title in titles.items():
+        lines = [_leg_line(judged) for judged in verdict.legs if judged.standing == standing]
+        cells = (cell for cell in verdict.cells if cell.standing == standing)
+        lines += [_alike_line(alike) for alike in _by_likeness(cells)]
+        if lines:
+            more = f"- … and {len(lines) - limit} more, listed below\n" if len(lines) > limit else ""
+            sections.append(Section(f"**{title}**\n\n", (*lines[:limit], more), "\n", rank=1))
+    incomplete = [_leg_line(judged) for judged in verdict.legs if judged.standing == "no result"]
+    if incomplete:
+        sections.append(Section("**Without a full result**\n\n", tuple(incomplete), "\n", rank=1))
+    return sections
+
+
+def _by_likeness(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells of one case that failed in one way, on whatever release and topology."""
+    groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        seen = cell.observation
+        # What a known issue explains is one way to fail, whatever the numbers and ranks in its message.
+        words = "" if cell.issue else re.sub(r"[\d.,\s]+", " ", _first_line(seen))
+        groups[seen.name, seen.lane, seen.outcome, words, cell.was.outcome if cell.was else ""].append(cell)
+    return list(groups.values())
+
+
+def _alike_line(cells: Sequence[Cell]) -> str:
+    first = cells[0]
+    seen = first.observation
+    releases = _distinct(_releases(cell) for cell in cells)
+    topologies = _distinct(cell.observation.topology for cell in cells)
+    was = f" (was {signs.OUTCOMES[first.was.outcome]})" if first.was else ""
+    return (
+        f"- **{text(signs.outcome(seen))}**{was} {code(seen.name)} in {text(signs.lane(seen.lane))} "
+        f"on {text(_some(releases))}: {text(_some(topologies))}{_count(len(cells))}{_evidence(seen)}\n"
+    )
+
+
+def _leg_line(judged: JudgedLeg) -> str:
+    detail = f": {code(judged.leg.detail, MESSAGE)}" if judged.leg.detail else ""
+    return f"- leg {code(judged.leg.id)} is **{text(signs.status(judged.leg))}**{detail}\n"
+
+
+def matrix(table: Table, columns: Sequence[Column]) -> list[Section]:
+    """Releases down, the telling cases across."""
+    if not table.rows:
+        return []
+    heads = [Markdown("torch"), Markdown("cells right")]
+    heads += [Markdown(f"{code(column.name)}<br>{_unbroken(text(signs.lane(column.lane)))}") for column in columns]
+    rows = tuple(markdown.table_row([text(row.label), *_overview(table, row, columns)]) for row in table.rows)
+    return [Section(f"#### Matrix\n\n{markdown.table_head(heads)}", rows, "\n", rank=2)]
+
+
+def _overview(table: Table, row: Row, columns: Sequence[Column]) -> list[Markdown]:
+    right, ran = table.right(row)
+    unfinished = [judged for judged in row.legs if judged.leg.status != "completed"]
+    total = f"{right} of {ran}" if ran or not unfinished else ""
+    status = "; ".join(signs.status(judged.leg) for judged in unfinished)
+    known = "; ".join(judged.issue.id for judged in unfinished if judged.issue)
+    words = ", ".join(filter(None, [status, f"known: {known}" if known else ""]))
+    first = Markdown(f"{_unbroken(text(total))}{'<br>' if total and words else ''}{text(words)}")
+    return [first, *(_entry(table, row, column, counts=False) for column in columns)]
+
+
+def _entry(table: Table, row: Row, column: Column, counts: bool) -> Markdown:
+    entry = table.entry(row, column)
+    if entry is None:
+        return _unbroken(text(str(signs.NOT_MEASURED)))
+    words = _unbroken(text(entry.text if counts else entry.brief))
+    return Markdown(f"**{words}**") if entry.standing in UNEXPECTED else words
+
+
+def _unbroken(words: Markdown) -> Markdown:
+    """A narrow table would otherwise be broken between a sign and its word."""
+    return Markdown(words.replace(" ", "\u00a0"))
+
+
+def every_case(table: Table) -> list[Section]:
+    """All cases of each suite and lane: cases down, releases across."""
+    sections = []
+    for (suite, lane), columns in table.sections.items():
+        measured = [row for row in table.rows if any(table.entry(row, column) for column in columns)]
+        for start in range(0, len(measured), RELEASES_ACROSS):
+            releases = measured[start : start + RELEASES_ACROSS]
+            part = f", {releases[0].label} to {releases[-1].label}" if len(measured) > RELEASES_ACROSS else ""
+            title = text(f"Every case of {suite} in {signs.lane(lane)}{part}")
+            head = markdown.table_head([Markdown("case"), *(text(f"torch {row.label}") for row in releases)])
+            rows = tuple(
+                markdown.table_row([code(column.case), *(_entry(table, row, column, counts=True) for row in releases)])
+                for column in columns
+            )
+            sections.append(Section(markdown.folded_begin(title) + head, rows, markdown.FOLDED_END, rank=4))
+    return sections
+
+
+def right_on(verdict: Verdict) -> list[Section]:
+    rows = tuple(
+        markdown.table_row([code(name), text(signs.lane(lane)), text(", ".join(releases) or "none that was measured")])
+        for (name, lane), releases in verdict.right_on.items()
+    )
+    if not rows:
+        return []
+    title = Markdown("On which of the measured torch releases each case is right")
+    head = markdown.table_head([Markdown("case"), Markdown("lane"), Markdown("right on torch")])
+    return [Section(markdown.folded_begin(title) + head, rows, markdown.FOLDED_END, rank=6)]
+
+
+def failing(verdict: Verdict, every_known: bool) -> list[Section]:
+    """Every failing cell with its evidence and the command that shows it again; known ones by their issue.
+
+    Known failures that are alike share a line, with the command of the first, unless every one is asked for.
+    """
+    sections = []
+    for standing, title in (("new failure", "New failures"), ("still failing", "Failing as in the baseline")):
+        cells = [cell for cell in verdict.cells if cell.standing == standing]
+        if cells:
+            head = markdown.folded_begin(Markdown(f"{title}: every cell ({len(cells)})"))
+            sections.append(Section(head, Made(_block, cells), markdown.FOLDED_END, rank=5))
+    explained: dict[str, list[Cell]] = defaultdict(list)
+    issues: dict[str, KnownIssue] = {}
+    for cell in verdict.cells:
+        if cell.issue:
+            explained[cell.issue.id].append(cell)
+            issues[cell.issue.id] = cell.issue
+    for issue in sorted(issues.values(), key=lambda issue: issue.by_design):
+        cells = explained[issue.id]
+        sections.append(_known(issue, [[cell] for cell in cells] if every_known else _by_likeness(cells)))
+    return sections
+
+
+def _block(cell: Cell) -> str:
+    seen = cell.observation
+    return (
+        f"**{text(signs.outcome(seen))}** {code(seen.name)} on {text(_releases(cell))}, {text(signs.lane(seen.lane))}, "
+        f"{text(_where(seen))}{_evidence(seen)}<br>{text(_ranks(seen))}\n\n"
+        f"{markdown.fence(reproduce.command(seen, cell.leg), limit=2000, language='sh')}\n"
+    )
+
+
+def _known(issue: KnownIssue, groups: Sequence[Sequence[Cell]]) -> Section:
+    kind = "By design" if issue.by_design else "Known upstream"
+    title = Markdown(f"{kind}: {text(issue.title)} ({sum(map(len, groups))})")
+    source = markdown.link(code(issue.source), issue.source)
+    reader = f"{text(issue.reader)} Described at {source} ({code(issue.id)}).\n\n"
+    heads = ("outcome", "case", "lane", "torch", "where", "first rank", "message", "shown again by")
+    head = f"{markdown.folded_begin(title)}{reader}{markdown.table_head([Markdown(word) for word in heads])}"
+    return Section(head, Made(_known_row, groups), markdown.FOLDED_END, rank=6)
+
+
+def _known_row(cells: Sequence[Cell]) -> str:
+    seen = cells[0].observation
+    releases = _distinct(_releases(cell).removeprefix("torch ") for cell in cells)
+    topologies = _distinct(cell.observation.topology for cell in cells)
+    return markdown.table_row(
+        [
+            text(signs.outcome(seen)),
+            code(seen.name),
+            text(signs.lane(seen.lane)),
+            text(_some(releases)),
+            text(_where(seen) if len(cells) == 1 else f"{_some(topologies)}{_count(len(cells))}"),
+            text("" if seen.first_rank is None else str(seen.first_rank)),
+            code(_first_line(seen), MESSAGE) if seen.message else Markdown(""),
+            code(reproduce.command(seen, cells[0].leg), limit=2000),
+        ]
+    )
+
+
+def gone(verdict: Verdict) -> list[Section]:
+    if not verdict.gone:
+        return []
+    lines = tuple(f"- {code(issue.id)}: {text(issue.title)}\n" for issue in verdict.gone)
+    return [Section("**Known issues that no longer show in what was measured**\n\n", lines, "\n", rank=2)]
+
+
+def environments(verdict: Verdict) -> list[Section]:
+    if not verdict.legs:
+        return []
+    heads = ("leg", "torch", "DeepSpeed", "Python", "lanes", "environment", "host", "status", "seconds", "log")
+    head = markdown.folded_begin(Markdown("Environments"))
+    head += markdown.table_head([Markdown(title) for title in heads])
+    rows = tuple(_environment_row(judged) for judged in verdict.legs)
+    return [Section(head, rows, markdown.FOLDED_END, rank=3)]
+
+
+def _environment_row(judged: JudgedLeg) -> str:
+    leg = judged.leg
+    gpus = f", {len(leg.host.gpus)} × {leg.host.gpus[0]}" if leg.host.gpus else ""
+    driver = f", driver {leg.host.driver}" if leg.host.driver else ""
+    image = f" {leg.environment.image}" if leg.environment.image else ""
+    digest = f" {leg.environment.digest}" if leg.environment.digest else ""
+    return markdown.table_row(
+        [
+            code(leg.id),
+            code(leg.torch_build or leg.torch or f"asked: {leg.requested.torch}"),
+            code(leg.deepspeed or leg.requested.deepspeed),
+            text(leg.python or ""),
+            text(", ".join(map(signs.lane, leg.lanes))),
+            text(f"{leg.environment.kind}{image}{digest}"),
+            text(f"{leg.host.cpus} CPUs{gpus}{driver}"),
+            text(signs.status(leg) + (f": {leg.detail}" if leg.detail else ""), limit=MESSAGE),
+            text(f"{leg.seconds.build:.0f} build, {leg.seconds.suite:.0f} suite"),
+            code(leg.log) if leg.log else Markdown(""),
+        ]
+    )
+
+
+def legend() -> Section:
+    lines = tuple(f"- {text(str(sign))}: {text(sign.meaning)}\n" for sign in signs.OUTCOMES.values())
+    notes = (
+        "\nA cell of the matrix stands for every topology and parameter of a case; the worst is shown, with how many "
+        "of them have it. *known* is explained by a described upstream defect, *by design* is meant to be so, *new* is "
+        "neither.\n\n"
+        "The lane nccl-path is *emulated*: it runs, on CPUs, the code that torch runs under NCCL, with its collectives "
+        "carried by gloo. gloo is what torch runs with that backend; nccl is NCCL itself, on GPUs.\n"
+    )
+    return Section(markdown.folded_begin(Markdown("How to read this")), (*lines, notes), markdown.FOLDED_END, rank=3)
+
+
+def _releases(cell: Cell) -> str:
+    torch = f"torch {torch_label(cell.leg)}"
+    deepspeed = deepspeed_label(cell.leg)
+    return torch if deepspeed == "none" else f"{torch} with DeepSpeed {deepspeed}"
+
+
+def _where(seen: Observation) -> str:
+    parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
+    return f"{seen.topology} of {seen.world_size} ranks{f' ({parameters})' if parameters else ''}"
+
+
+def _first_line(seen: Observation) -> str:
+    return next(iter((seen.message or "").strip().splitlines()), "")
+
+
+def _evidence(seen: Observation) -> str:
+    rank = f"rank {seen.first_rank}: " if seen.first_rank is not None else ""
+    if seen.message:
+        return f"<br>{rank}{code(_first_line(seen), MESSAGE)}"
+    if seen.relative_error is not None:
+        return f"<br>{rank}relative error {seen.relative_error:.3g}"
+    return ""
+
+
+def _ranks(seen: Observation) -> str:
+    """`crash: ranks 2, 3; pass: ranks 0, 1`."""
+    by_outcome: dict[str, list[int]] = defaultdict(list)
+    for rank in seen.ranks:
+        by_outcome[rank.outcome].append(rank.rank)
+    return "; ".join(
+        f"{signs.rank_outcome(outcome)}: rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+        for outcome, ranks in by_outcome.items()
+    )
+
+
+def _some(names: Sequence[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _count(cells: int) -> str:
+    return f", {cells} cells" if cells > 1 else ""

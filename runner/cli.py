@@ -1,0 +1,333 @@
+"""The command line: its words, and how it ends. What the commands do is in `commands`, imported when one is run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+OUT = "out"
+LIST_BUDGET = "40G"
+
+DESCRIPTION = """\
+On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right
+gradient? sp-compat measures it, in an environment for each release, and says what it saw."""
+
+EXAMPLES = {
+    "sp-compat": """\
+examples:
+  sp-compat run                                    sp-compat.yml if there is one, else the defaults
+  sp-compat run --torch 2.2.2 --torch 2.3.1        two releases
+  sp-compat run --loss my_pkg.training:sp_loss     a loss of your own, beside the built-in cases
+""",
+    "run": """\
+examples:
+  sp-compat run --torch 2.2.2 --torch 2.3.1 --deepspeed none --lane nccl-path --out out/
+  sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
+  sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
+  sp-compat run --environment current --python /opt/conda/bin/python
+""",
+    "plan": """\
+example:
+  sp-compat plan --torch '>=2.1,<2.4' --json
+""",
+    "leg": """\
+examples:
+  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --out out/torch2.2.2
+  sp-compat leg --torch 2.2.2 --out out/torch2.2.2
+  sp-compat report out/*/results.json --out out
+""",
+    "report": """\
+examples:
+  sp-compat report out/
+  sp-compat report first/results.json second/results.json --out both/
+""",
+    "explain": """\
+example:
+  sp-compat explain loss/all_gather_weighted
+""",
+    "env": """\
+examples:
+  sp-compat env list
+  sp-compat env gc --budget 40G --older-than 30d
+""",
+    "env list": """\
+example:
+  sp-compat env list --json
+""",
+    "env gc": """\
+examples:
+  sp-compat env gc                        what does not fit into 40G, the least recently used first
+  sp-compat env gc --older-than 30d
+  sp-compat env gc --all
+""",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback."""
+    try:
+        namespace = parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = namespace.command
+        code = command(namespace)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left, `| head` for one. Python would complain again when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _failed(error)
+    return code
+
+
+def _failed(error: Exception) -> int:
+    """Failures that are meant for the user carry their exit code; of any other the traceback is kept in a file."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int):
+        _say(str(error))
+        return code
+    import tempfile
+    import traceback
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="sp-compat-", suffix="-traceback.txt", delete=False, encoding="utf-8", errors="backslashreplace"
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    _say(f"a mistake in sp-compat itself, please report it with the file {file.name} ({type(error).__name__}: {error})")
+    return 4
+
+
+def _say(sentence: str) -> None:
+    from matrix import markdown
+
+    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+
+
+# The words
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _parser("sp-compat", DESCRIPTION)
+    top.add_argument("--version", action=_Version, help="show the program's version and exit")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, summary: str, command: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        added = _sub(commands, name, summary)
+        added.set_defaults(command=command)
+        return added
+
+    run = add("run", "measure: build the environments, run the suite in each, report", _command("run"))
+    _add_selection(run)
+    _add_execution(run)
+
+    plan = add("plan", "show what `run` would do, without doing it", _command("plan"))
+    _add_selection(plan)
+    plan.add_argument("--json", action="store_true", help="for a program")
+
+    leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg"))
+    leg.add_argument(
+        "id", nargs="?", metavar="LEG", help="its id, as `plan` shows it; not needed where there is one leg"
+    )
+    _add_selection(leg)
+    _add_execution(leg)
+
+    report = add("report", "write the report again, of one results.json or of several together", _command("report"))
+    report.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="a results.json, or a directory that has one or whose directories do",
+    )
+    report.add_argument("--out", type=Path, metavar="DIR", help="where to write it (default: the directory of PATH)")
+    _add_judgement(report)
+    _add_manner(report)
+
+    explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
+    explain.add_argument("case", metavar="SUITE/CASE")
+
+    _add_environments(commands)
+    return top
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to measure")
+
+    def several(option: str, metavar: str, text: str) -> None:
+        group.add_argument(option, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
+
+    several("--torch", "RELEASE", "2.2, 2.2.2, '>=2.1,<2.4', latest, nightly, 2.4.0+cu121 or the path of a wheel")
+    several("--deepspeed", "RELEASE", "none or a version")
+    several("--lane", "LANE", "gloo, nccl-path (emulated) or nccl")
+    several("--suite", "SUITE", "collectives, loss or user")
+    several("--case", "PATTERN", "cases by name, all_* or loss/all_*")
+    several("--topology", "NAME", "sp4, sp2-contiguous, sp2-strided, sp2-offset or groups of ranks, 0,3/1,2")
+    several("--loss", "MODULE:FUNCTION", "a loss of your own, imported from the current directory; adds the suite user")
+    several("--parameter", "KEY=VALUE", "a variant of the cases, such as dtype=bfloat16")
+    several("--exclude", "PATTERN", "cases to leave out, loss/* or gloo:collectives/all_to_all")
+    group.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
+    group.add_argument("--thorough", action="store_true", help="the full product of every case's variants")
+    group.add_argument("--config", type=Path, metavar="FILE", help="default: sp-compat.yml, where there is one")
+
+    group = parser.add_argument_group("environments")
+    group.add_argument(
+        "--environment",
+        metavar="KIND",
+        help="venv: a virtual environment for each release; current: an interpreter as it is (default: auto)",
+    )
+    group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
+    _add_judgement(parser)
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what it means")
+    group.add_argument(
+        "--known-issues", metavar="FILE", help="added to the built-in ones; none: no known issues at all"
+    )
+    group.add_argument("--fail-on", metavar="WHAT", help="regression, unexpected, any or never (default: regression)")
+    group.add_argument("--baseline", type=Path, metavar="PATH", help="results.json to compare with, or its directory")
+
+
+def _add_execution(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how to run")
+    group.add_argument(
+        "--out", type=Path, default=Path(OUT), metavar="DIR", help=f"for results and logs (default: {OUT})"
+    )
+    group.add_argument("--budget", type=duration, metavar="TIME", help="end in good time before 30m, 90s, 1h are over")
+    group.add_argument(
+        "--case-limit",
+        type=positive,
+        default=10.0,
+        metavar="SECONDS",
+        help="until a case counts as a hang (default: 10)",
+    )
+    group.add_argument(
+        "--pass-env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable that the suite is to see; may be repeated",
+    )
+    _add_manner(group)
+
+
+def _add_manner(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", action="store_true", help="the verdict on standard output, for a program")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--verbose", action="store_true", help="each failure as it is seen")
+
+
+def _add_environments(commands: Commands) -> None:
+    environments = _sub(commands, "env", "list and remove the environments that are kept")
+    actions = environments.add_subparsers(metavar="ACTION", required=True)
+
+    listing = _sub(actions, "env list", "the environments, their size and when they were used")
+    listing.add_argument("--json", action="store_true", help="for a program")
+    listing.set_defaults(command=_command("list_environments"))
+
+    gc = _sub(actions, "env gc", "remove environments; never one that is in use")
+    gc.add_argument(
+        "--budget", type=size, metavar="SIZE", help=f"what may stay, least recently used first (default: {LIST_BUDGET})"
+    )
+    gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
+    gc.add_argument("--all", action="store_true", help="everything, uv's cache too")
+    gc.add_argument("--json", action="store_true", help="for a program")
+    gc.set_defaults(command=_command("collect_environments"))
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function of that name in `commands`, which is imported only when it is called: help has to be quick."""
+
+    def call(namespace: argparse.Namespace) -> int:
+        from runner import commands
+
+        function: Callable[[argparse.Namespace], int] = getattr(commands, name)
+        return function(namespace)
+
+    return call
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"sp-compat {program_version()}")
+        parser.exit()
+
+
+def program_version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("sp-compat")
+    except metadata.PackageNotFoundError:
+        return "of a checkout"
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=EXAMPLES[name],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _sub(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name.rpartition(" ")[2],
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=EXAMPLES[name],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+# Values
+
+
+def duration(text: str) -> float:
+    """Seconds, of `90s`, `30m`, `1h30m`, `30d`."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    seconds = sum(float(number) * units[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a time with its unit, such as 90s, 30m, 1h or 30d")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Bytes, of `40G`, `500M`, `1.5T`; powers of 1024."""
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a size with its unit, such as 40G or 500M")
+    return int(float(found[1]) * units[found[2].upper()])
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of seconds greater than 0")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,468 @@
+"""What each command does: it reads what it needs, gives it to where the work is done, and shows the outcome."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+
+from matrix import config as configuration
+from matrix import known_issues, markdown, planning, releases, verdict
+from matrix.config import Config, Options
+from matrix.config_file import nearest
+from matrix.known_issues import KnownIssues
+from matrix.plan import LegPlan, Plan
+from matrix.planning import CurrentEnvironment, Machine
+from matrix.results import InvalidResults, Results, decode
+from matrix.verdict import Verdict
+from runner import environments, interpreters, machine, package_index, suite
+from runner import report as outputs
+from runner.cache import Cache, cache_root
+from runner.cli import LIST_BUDGET, program_version, size
+from runner.environments import Environments, Ready
+from runner.errors import UsageError
+from runner.leg import SuiteOptions
+from runner.processes import Cancellation, Processes, inherited
+from runner.progress import Progress, standard
+from runner.session import Interruption, Session, budget, output_directory
+from runner.suite import SuiteDescription
+
+CONFIG = Path("sp-compat.yml")
+RESULTS = "results.json"
+
+
+# run, leg, plan
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _measure(arguments, lambda plan: plan)
+
+
+def leg(arguments: argparse.Namespace) -> int:
+    return _measure(arguments, lambda plan: _only(plan, arguments.id))
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    description = suite.load()
+    config = _config(arguments, description)
+    with _progress(arguments) as progress:
+        work = _Work.begin(progress)
+        planned, _ = _plan(arguments, config, description, work)
+        ready = {leg.id: work.environments.is_ready(leg) for leg in planned.legs}
+    if arguments.json:
+        print(json.dumps({"legs": [_leg_as_json(leg, config, ready[leg.id]) for leg in planned.legs]}, indent=1))
+        return 0
+    for leg in planned.legs:
+        state = leg.problem or ("environment ready" if ready[leg.id] else "environment to be built")
+        if config.environment == planning.CURRENT and not leg.problem:
+            state = "the interpreter as it is"
+        print(markdown.plain(f"{leg.id}  lanes {', '.join(leg.lanes)}  suites {', '.join(config.suites)}  {state}"))
+    return 0
+
+
+def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> int:
+    description = suite.load()
+    config = _config(arguments, description)
+    issues = _known_issues(config, description)
+    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    missing = [name for name in arguments.pass_env if name not in os.environ]
+    if missing:
+        raise UsageError(f"--pass-env {missing[0]}: there is no such variable to pass on")
+    with output_directory(arguments.out.absolute()) as directory, _progress(arguments) as progress:
+        work = _Work.begin(progress)
+        interruption = Interruption(work.processes.cancellation)
+        with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
+            planned, current = _plan(arguments, config, description, work)
+            session = Session(
+                environments=work.environments,
+                options=_suite_options(arguments, config),
+                exclusions=lambda leg: planning.exclusions_of(leg, config),
+                suite=suite.suite_directory(),
+                directory=directory,
+                caller=os.environ,
+                progress=progress,
+                tool_version=program_version(),
+                current=current,
+            )
+            results = session.run(choose(planned))
+            judged = verdict.judge(results, issues, baseline, _fail_on(config))
+            outputs.write_outputs(directory, judged)
+            progress.close()
+            _show(judged, directory, arguments.json)
+            sys.stdout.flush()
+    return judged.exit_code if interruption.exit_code is None else interruption.exit_code
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the commands that measure have in common."""
+
+    processes: Processes
+    environments: Environments
+
+    @classmethod
+    def begin(cls, progress: Progress) -> _Work:
+        processes = Processes(Cancellation())
+        return cls(
+            processes,
+            Environments(
+                cache=Cache(cache_root(os.environ)),
+                processes=processes,
+                index=package_index.read_settings(os.environ),
+                interpreters=interpreters.find(os.environ),
+                caller=os.environ,
+                progress=progress,
+                uv=find_uv,
+            ),
+        )
+
+
+def find_uv() -> str:
+    from uv import find_uv_bin
+
+    return find_uv_bin()
+
+
+@contextmanager
+def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
+    progress = standard(
+        os.environ, quiet=getattr(arguments, "quiet", False), verbose=getattr(arguments, "verbose", False)
+    )
+    try:
+        yield progress
+    finally:
+        progress.close()
+
+
+def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+    path = arguments.config or (CONFIG if CONFIG.exists() else None)
+    if path is None:
+        config = configuration.default(description)
+    else:
+        config = configuration.parse(_read_text(path, "the configuration"), str(path), description)
+        if config.known_issues and config.known_issues != known_issues.NONE:
+            # A path in a file is one from where the file is.
+            config = replace(config, known_issues=str(path.parent / config.known_issues))
+    config = configuration.with_options(config, _options(arguments), description)
+    if config.environment == "container":
+        where = config.origin("environment")
+        raise UsageError(f"{where}: this version of sp-compat cannot run containers; write venv or current")
+    if arguments.python and config.environment != planning.CURRENT:
+        raise UsageError(
+            "--python names the interpreter that --environment current measures; add that, or leave it out"
+        )
+    return config
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        torch=tuple(arguments.torch),
+        deepspeed=tuple(arguments.deepspeed),
+        lanes=tuple(arguments.lane),
+        suites=tuple(arguments.suite),
+        cases=tuple(arguments.case),
+        topologies=tuple(arguments.topology),
+        parameters=tuple(arguments.parameter),
+        losses=tuple(arguments.loss),
+        exclude=tuple(arguments.exclude),
+        world_size=arguments.world_size,
+        environment=arguments.environment,
+        known_issues=arguments.known_issues,
+        fail_on=arguments.fail_on,
+        thorough=arguments.thorough,
+    )
+
+
+def _suite_options(arguments: argparse.Namespace, config: Config) -> SuiteOptions:
+    return SuiteOptions(
+        suites=config.suites,
+        topologies=config.topologies,
+        world_size=config.world_size,
+        cases=config.cases,
+        parameters=config.parameters,
+        losses=config.losses,
+        project=Path.cwd(),
+        thorough=config.thorough,
+        case_limit=arguments.case_limit,
+        pass_on=tuple(arguments.pass_env),
+    )
+
+
+def _plan(
+    arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work
+) -> tuple[Plan, Ready | None]:
+    """The plan, and for `environment: current` the interpreter it is about."""
+    there = machine.gpus(work.processes, os.environ)
+    place = Machine(
+        gpus=there.count,
+        driver=there.driver,
+        # Asked only where a label needs it: an answer that does not come is waited for.
+        pytorch_index=any("+" in text for text in config.torch)
+        and package_index.cpu_index_answers(work.environments.index),
+        locate=package_index.locate_wheel,
+    )
+    if config.environment == planning.CURRENT:
+        return _plan_of_current(arguments, config, description, work, place)
+    answer = package_index.available_torch(work.environments.index, releases.bundled())
+    if answer.note:
+        work.environments.progress.note(answer.note)
+    pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
+    return planning.make_plan(config, description, answer.releases, pythons, place), None
+
+
+def _plan_of_current(
+    arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work, place: Machine
+) -> tuple[Plan, Ready | None]:
+    python = (arguments.python or Path(sys.executable)).absolute()  # not resolved: a virtual environment is a link
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise UsageError(f"--python {python}: there is no interpreter; write the path of one")
+    with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:
+        found = work.environments.current(python, Path(directory) / "probe.log")
+    if isinstance(found, Ready):
+        seen = CurrentEnvironment(found.found.torch, found.found.python, found.found.deepspeed)
+        return planning.make_plan(config, description, (), (), place, seen), found
+    unknown = CurrentEnvironment(None, "unknown")
+    planned = planning.make_plan(config, description, (), (), place, unknown)
+    return Plan(tuple(replace(leg, problem=found.detail) for leg in planned.legs)), None
+
+
+def _only(plan: Plan, wanted: str | None) -> Plan:
+    ids = [leg.id for leg in plan.legs]
+    chosen = [leg for leg in plan.legs if wanted in (None, leg.id)]
+    if len(chosen) == 1:
+        return Plan(tuple(chosen))
+    if wanted is None:
+        raise UsageError(f"this selection has {len(ids)} legs, and `leg` runs one; name it: {', '.join(ids)}")
+    raise UsageError(f"there is no leg {wanted!r}{nearest(wanted, ids)}; there are {', '.join(ids)}")
+
+
+def _leg_as_json(leg: LegPlan, config: Config, ready: bool) -> dict[str, object]:
+    return {
+        "id": leg.id,
+        "requested": {"torch": leg.requested.torch, "deepspeed": leg.requested.deepspeed},
+        "torch": leg.torch.version if leg.torch else None,
+        "deepspeed": leg.deepspeed,
+        "python": leg.python,
+        "runner": leg.runner,
+        "lanes": list(leg.lanes),
+        "suites": list(config.suites),
+        "topologies": list(config.topologies),
+        "environment_ready": ready,
+        "problem": leg.problem,
+    }
+
+
+# report
+
+
+def report(arguments: argparse.Namespace) -> int:
+    description = suite.load()
+    config = configuration.with_options(
+        configuration.default(description),
+        Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
+        description,
+    )
+    documents = [document for path in arguments.paths for document in _results_below(path)]
+    results = documents[0] if len(documents) == 1 else _merged(documents)
+    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
+    first: Path = arguments.paths[0]
+    directory = arguments.out or (first if first.is_dir() else first.parent)
+    with output_directory(directory.absolute()):
+        outputs.write_outputs(directory, judged)
+    _show(judged, directory, arguments.json)
+    return judged.exit_code
+
+
+def _results_below(path: Path) -> list[Results]:
+    """The document itself, the directory's, or those of the directories in it, as CI downloads artifacts."""
+    if not path.is_dir() or (path / RESULTS).exists():
+        return [_read_results(path)]
+    below = sorted(path.glob(f"*/{RESULTS}"))
+    if not below:
+        raise UsageError(f"{path} has no {RESULTS}, and no directory in it has one; name the directory a run wrote to")
+    return [_read_results(document) for document in below]
+
+
+def _merged(documents: Sequence[Results]) -> Results:
+    """Legs of all; of a leg that was run again, the newest run alone."""
+    newest: dict[str, Results] = {}
+    for document in sorted(documents, key=lambda document: document.generated_at):
+        newest.update({leg.id: document for leg in document.legs})
+    return msgspec.structs.replace(
+        max(documents, key=lambda document: document.generated_at),
+        legs=[leg for document in documents for leg in document.legs if newest[leg.id] is document],
+        observations=[
+            observation
+            for document in documents
+            for observation in document.observations
+            if newest.get(observation.leg) is document
+        ],
+    )
+
+
+def _read_results(path: Path) -> Results:
+    path = path / RESULTS if path.is_dir() else path
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except InvalidResults as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _show(judged: Verdict, directory: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_verdict_as_json(judged, directory), indent=1))
+        return
+    from runner import terminal
+
+    terminal.show(judged, sys.stdout)
+
+
+def _verdict_as_json(judged: Verdict, directory: Path) -> dict[str, object]:
+    return {
+        "results": str(directory / RESULTS),
+        "verdict": judged.sentence,
+        "exit_code": judged.exit_code,
+        "cells": dict(judged.counts),
+        "legs": [
+            {"id": leg.leg.id, "status": leg.leg.status, "reason": leg.leg.reason, "standing": leg.standing}
+            for leg in judged.legs
+        ],
+    }
+
+
+def _known_issues(config: Config, description: SuiteDescription) -> KnownIssues:
+    return known_issues.in_force(config.known_issues, lambda path: _read_text(Path(path), "the known issues"))
+
+
+def _fail_on(config: Config) -> verdict.FailOn:
+    return next(word for word in verdict.FAIL_ON if word == config.fail_on)
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} {path} cannot be read: it is not UTF-8") from None
+
+
+# explain
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    description = suite.load()
+    names = {f"{case.suite}/{case.name}": case for case in description.cases}
+    case = names.get(arguments.case)
+    if case is None:
+        raise UsageError(
+            f"there is no case {arguments.case!r}{nearest(arguments.case, names)}; there are {', '.join(names)}"
+        )
+    lines = [arguments.case, "", "lanes:"]
+    lines += [f"  {lane}: {description.lanes[lane]}" for lane in case.lanes]
+    varies = {axis: values for axis, values in case.axes.items() if values}
+    lines += ["varies over:"] + [
+        f"  {axis}: {', '.join(str(value).lower() for value in values)}" for axis, values in varies.items()
+    ]
+    known = [
+        entry
+        for entry in known_issues.built_in().entries
+        if any(entry.covers_case(arguments.case, lane) for lane in case.lanes)
+    ]
+    lines += ["known issues:"] if known else ["no known issues"]
+    for entry in known:
+        where = f"torch {entry.torch}" if entry.torch else "every torch"
+        lines += [f"  {entry.id} ({where}): {entry.title}", f"    {entry.reader}", f"    {entry.source}"]
+    print("\n".join(lines))
+    return 0
+
+
+# env
+
+
+def list_environments(arguments: argparse.Namespace) -> int:
+    found = environments.inventory(Cache(cache_root(os.environ)))
+    if arguments.json:
+        print(json.dumps(_inventory_as_json(found), indent=1))
+        return 0
+    for kept in reversed(found.environments):
+        inside = kept.content.found if kept.content else None
+        what = f"torch {inside.torch}, python {inside.python}" if inside else "unfinished"
+        used = datetime.fromtimestamp(kept.used).strftime("%Y-%m-%d %H:%M")
+        print(f"{kept.key}  {what}  {_gigabytes(kept.size)}  used {used}{'  in use' if kept.in_use else ''}")
+    print(
+        f"{len(found.environments)} environments and what uv keeps for the next ones ({_gigabytes(found.uv)}): "
+        f"{_gigabytes(found.total)} in {cache_root(os.environ)}"
+    )
+    return 0
+
+
+def collect_environments(arguments: argparse.Namespace) -> int:
+    cache = Cache(cache_root(os.environ))
+    nothing_said = arguments.budget is None and arguments.older_than is None and not arguments.all
+    removed = environments.collect(
+        cache,
+        budget=size(LIST_BUDGET) if nothing_said else arguments.budget,
+        older_than=arguments.older_than,
+        everything=arguments.all,
+        now=time.time(),
+        clean_uv=lambda: _clean_uv(cache),
+    )
+    if arguments.json:
+        print(json.dumps({**msgspec.to_builtins(removed), "freed": removed.before - removed.after}, indent=1))
+        return 0
+    for key in removed.keys:
+        print(f"removed {key}")
+    for key in removed.in_use:
+        print(f"kept {key}: it is in use")
+    if removed.uv:
+        print("removed what uv kept for the next environments")
+    print(f"freed {_gigabytes(removed.before - removed.after)}, {_gigabytes(removed.after)} are left")
+    return 0
+
+
+def _clean_uv(cache: Cache) -> bool:
+    with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:
+        ended = Processes(Cancellation()).run(
+            [find_uv(), "cache", "clean", "--no-config"],
+            environment={**inherited(os.environ), "UV_CACHE_DIR": str(cache.uv)},
+            directory=Path(directory),
+            log=Path(directory) / "uv.log",
+        )
+    return ended.status == 0
+
+
+def _inventory_as_json(found: environments.Inventory) -> dict[str, object]:
+    return {
+        "environments": [
+            {
+                "key": kept.key,
+                "torch": kept.content.found.torch if kept.content else None,
+                "python": kept.content.found.python if kept.content else None,
+                "complete": kept.content is not None,
+                "bytes": kept.size,
+                "last_used": datetime.fromtimestamp(kept.used, timezone.utc).isoformat(timespec="seconds"),
+                "in_use": kept.in_use,
+            }
+            for kept in reversed(found.environments)
+        ],
+        "uv_bytes": found.uv,
+        "total_bytes": found.total,
+    }
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

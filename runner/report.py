@@ -1,0 +1,34 @@
+"""The files that a run leaves for people and for programs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matrix import comment, results, summary
+from matrix.verdict import Verdict
+from runner import junit
+
+
+def write_outputs(directory: Path, verdict: Verdict) -> tuple[Path, ...]:
+    """Writes results.json, comment.md, summary.md and junit.xml, each whole or not at all."""
+    contents = {
+        "results.json": results.encode(verdict.results),
+        "comment.md": comment.render(verdict).encode(),
+        "summary.md": summary.render(verdict).encode(),
+        "junit.xml": junit.render(verdict),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        _write_whole(directory / name, content)
+    return tuple(directory / name for name in contents)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """By a rename, so that a reader, or a run that is killed, never meets half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,213 @@
+"""A run: environments and legs in order, the next environment built while a suite runs, and always an ending.
+
+Whatever stops a run, a signal or the end of its budget, what was observed until then is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+
+from matrix.plan import LegPlan, Plan
+from matrix.results import EnvironmentRecord, Reason, Results, Tool
+from runner import leg as legs
+from runner.environments import Environments, Failed, Ready
+from runner.errors import UsageError
+from runner.leg import BUILD_LOG, LegResult, LegRun, SuiteOptions
+from runner.processes import Cancellation
+from runner.progress import Progress
+
+BUDGET = "the budget was used up"
+SIGNALS = {
+    signal.SIGINT: "interrupted by Ctrl-C",
+    signal.SIGTERM: "terminated by SIGTERM",
+    signal.SIGHUP: "the terminal was closed",
+}
+
+# Of a budget, what is kept for stopping the suite and writing the report.
+RESERVE_SHARE = 0.1
+RESERVE_MOST = 20.0
+
+
+class Interruption:
+    """Turns signals into the wish to stop, so that no Ctrl-C, and no second one, ever becomes a traceback."""
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        self._cancellation = cancellation
+        self.signal: int | None = None
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # The run has ended and is about to report its exit code; a late Ctrl-C must not spoil that.
+                signal.signal(number, signal.SIG_IGN if self.signal is not None else handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = number
+        self._cancellation.request(SIGNALS[signal.Signals(number)])
+
+    @property
+    def exit_code(self) -> int | None:
+        return None if self.signal is None else 128 + self.signal
+
+
+@contextlib.contextmanager
+def budget(seconds: float | None, cancellation: Cancellation) -> Iterator[None]:
+    """Ask for an end in good time: what a host's limit cuts off reports nothing."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds - min(RESERVE_MOST, RESERVE_SHARE * seconds), cancellation.request, [BUDGET])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def output_directory(directory: Path) -> Iterator[Path]:
+    """The directory, which only this run writes to; refused before any work where that is not possible."""
+    try:
+        (directory / "legs").mkdir(parents=True, exist_ok=True)
+        probe = directory / f".sp-compat-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(
+            f"the output directory {directory} cannot be written: {error.strerror}; name another by --out"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UsageError(f"another run is writing to {directory}; name another directory by --out") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield directory
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a plan; every collaborator is passed in."""
+
+    environments: Environments
+    options: SuiteOptions
+    exclusions: Callable[[LegPlan], tuple[str, ...]]
+    suite: Path
+    directory: Path
+    caller: Mapping[str, str]
+    progress: Progress
+    tool_version: str
+    current: Ready | None = None  # what `environment: current` measures
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+
+    def run(self, plan: Plan) -> Results:
+        finished = list(self._legs(plan.legs))
+        return Results(
+            generated_at=self.now().isoformat(timespec="seconds"),
+            tool=Tool(version=self.tool_version),
+            legs=[result.leg for result in finished],
+            observations=[observation for result in finished for observation in result.observations],
+        )
+
+    def _legs(self, plans: Sequence[LegPlan]) -> Iterator[LegResult]:
+        """Each leg's result in order. One environment is prepared ahead: downloads and suites want other things."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments") as builder:
+            ahead = self._begin(builder, plans[0]) if plans else None
+            try:
+                for number, plan in enumerate(plans):
+                    prepared = ahead.result() if ahead else None
+                    following = plans[number + 1] if number + 1 < len(plans) else None
+                    ahead = self._begin(builder, following) if following else None
+                    yield self._leg(plan, prepared)
+            except BaseException:
+                self.environments.processes.cancellation.request("the run failed")  # or a build would be waited for
+                raise
+
+    def _begin(self, builder: ThreadPoolExecutor, plan: LegPlan) -> Future[Ready | Failed | None]:
+        return builder.submit(self._prepare, plan)
+
+    def _prepare(self, plan: LegPlan) -> Ready | Failed | None:
+        """The environment; None for a leg that is not to be run."""
+        if plan.problem or self._cancelled:
+            return None
+        log = self._directory_of(plan) / BUILD_LOG
+        log.unlink(missing_ok=True)
+        return self.current or self.environments.prepare(plan, log)
+
+    def _leg(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
+        result = self._result(plan, prepared)
+        self._tell(result, prepared)
+        return result
+
+    def _result(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
+        nothing = EnvironmentRecord(kind="venv" if self.current is None else "current")
+        if plan.problem:
+            return legs.without_a_run(plan, "environment-failed", _reason_of_problem(plan), plan.problem, nothing)
+        if isinstance(prepared, Failed):
+            log = f"legs/{plan.id}/{BUILD_LOG}"
+            there = (self.directory / log).exists()
+            return legs.failed(plan, prepared, self._why_cancelled, log if there else None)
+        if prepared is None:
+            return legs.without_a_run(plan, "cancelled", None, f"{self._why_cancelled} before the leg began", nothing)
+        try:
+            if self._cancelled:
+                detail = f"{self._why_cancelled} before the suite began"
+                return legs.without_a_run(plan, "cancelled", None, detail, prepared.record, seconds=prepared.seconds)
+            run = LegRun(plan, prepared, self.options, self.exclusions(plan), self.suite, self._directory_of(plan))
+            with self.progress.running(plan) as activity:
+                return run.run(self.environments.processes, self.caller, activity)
+        finally:
+            prepared.release()
+
+    def _tell(self, result: LegResult, prepared: Ready | Failed | None) -> None:
+        leg = result.leg
+        if leg.status == "completed":
+            count = len(result.observations)
+            self.progress.note(f"{leg.id}: {count} observations in {leg.seconds.suite:.1f} s (torch {leg.torch_build})")
+            return
+        reason = f" ({leg.reason})" if leg.reason else ""
+        self.progress.note(f"{leg.id}: {leg.status}{reason}: {leg.detail}")
+        if isinstance(prepared, Failed) and prepared.reason is not None:
+            for line in prepared.tail:
+                self.progress.note(f"    {line}")
+
+    def _directory_of(self, plan: LegPlan) -> Path:
+        directory = self.directory / "legs" / plan.id
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    @property
+    def _cancelled(self) -> bool:
+        return self.environments.processes.cancellation.requested
+
+    @property
+    def _why_cancelled(self) -> str:
+        return self.environments.processes.cancellation.reason or "cancelled"
+
+
+def _reason_of_problem(plan: LegPlan) -> Reason:
+    """Why a plan says that a leg cannot be run: there is no such release, no torch here, or not the machine for it."""
+    if plan.torch is not None and plan.runner == "nccl":
+        return "machine"
+    return "import" if plan.requested.torch == "current" else "unresolvable"
