@@ -93,10 +93,15 @@ class Entry:
         """Sign and word, how many of the cells have it, and whether somebody has to look at it."""
         notes = []
         if self.failing and self.measured > 1:
-            notes.append(f"{self.counts[self.outcome]} of {self.measured}")
+            others = [f"{count} {outcome}" for outcome, count in self.counts.items() if self._also_failing(outcome)]
+            notes.append(", ".join([f"{self.counts[self.outcome]} of {self.measured}", *others]))
         if self.standing != "by design" and (designed := len(self.cells) - sum(self.counts.values())):
             notes.append(f"{designed} failing by design")
         return self._told(notes)
+
+    def _also_failing(self, outcome: str) -> bool:
+        """Variants that a refusal breaks must not hide that others are silently wrong."""
+        return outcome != self.outcome and outcome in FAILURES
 
     @property
     def brief(self) -> str:

@@ -26,6 +26,7 @@ from spsuite.observation import Observation, Observer, Record
 from spsuite.process import count_gpus, describe_process
 from spsuite.selection import Cell, Selection
 from spsuite.topology import TopologyError, default_topologies, parse_topology
+from spsuite.world import WorldError
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -133,7 +134,10 @@ def observer(pytestconfig: pytest.Config) -> Iterator[Observer]:
 @pytest.fixture
 def observation(cell: Cell, observer: Observer, pytestconfig: pytest.Config) -> Observation:
     """What the cell did, already written down."""
-    observed = observer.observe(cell)
+    try:
+        observed = observer.observe(cell)
+    except WorldError as error:  # every other case would wait for it again
+        pytest.exit(str(error), returncode=pytest.ExitCode.INTERNAL_ERROR)
     pytestconfig.stash[_RECORD].write("observation", observed)
     pytestconfig.stash[_OBSERVED].append(observed)
     return observed

@@ -70,14 +70,14 @@ def test_an_entry_is_the_worst_of_its_cells() -> None:
     right = observation(topology="sp4", sp_size=4)
     assert entry_of(right).text == "✓ pass"
     assert entry_of(right, observation(outcome="wrong")).text == "✗ wrong (1 of 2, new)"
-    assert entry_of(observation(outcome="wrong"), crash(topology="sp4")).text == "⚡ crash (1 of 2, new)"
+    assert entry_of(observation(outcome="wrong"), crash(topology="sp4")).text == "⚡ crash (1 of 2, 1 wrong, new)"
     assert entry_of(right, observation(outcome="unsupported")).text == "✓ pass"
     assert entry_of(observation(outcome="absent")).text == "· absent"
 
 
 def test_a_known_failure_does_not_hide_a_new_one() -> None:
     assert entry_of(crash(), known=built_in()).text == "⚡ crash (known)"
-    assert entry_of(crash(), observation(outcome="wrong"), known=built_in()).text == "✗ wrong (1 of 2, new)"
+    assert entry_of(crash(), observation(outcome="wrong"), known=built_in()).text == "✗ wrong (1 of 2, 1 crash, new)"
 
 
 def test_what_is_by_design_is_not_counted() -> None:

@@ -17,7 +17,7 @@ from spsuite.lanes import in_lane
 from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.topology import parse_topology
-from spsuite.world import RankEnd, World
+from spsuite.world import RankEnd, World, WorldError
 
 Observation = Dict[str, Any]
 # After these the ranks stand where they started, if all of them came back.
@@ -111,7 +111,10 @@ class Observer:
         if self._world is not None and self._world_is != wanted:
             self.close()
         if self._world is None:
-            self._world = World(self._world_size, wanted[0], perform)
+            try:
+                self._world = World(self._world_size, wanted[0], perform)
+            except WorldError:  # once is bad luck, twice is the machine
+                self._world = World(self._world_size, wanted[0], perform)
             self._world_is = wanted
         return self._world
 
