@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from matrix import markdown
 from matrix.plan import LegPlan
-from matrix.results import EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
-from runner.environments import Failed, Ready, is_asked_for, tail
+from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
+from runner.environments import Failed, Ready, is_asked_for, is_deepspeed_asked_for, tail
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity
 
@@ -181,7 +182,8 @@ class LegRun:
         log = self.directory / SUITE_LOG
         for file in (observations, log):
             file.unlink(missing_ok=True)  # of an earlier run into the same directory: the suite appends
-        with _own_temporary_directory() as temporary, _shared_memory_left_clean():
+        temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
+        with _shared_memory_left_clean():
             ended = processes.run(
                 [
                     *(self.environment.python, "-I", "-B", "-m", "pytest", self.suite),
@@ -190,10 +192,11 @@ class LegRun:
                 ],
                 environment=self._environment(caller, temporary),
                 directory=temporary,
+                scratch=temporary,
                 log=log,
                 watch=lambda: self._watch(activity),
             )
-        self.record.read()
+        self._take_in(activity)
         status, reason, detail = self._judge(ended, processes, log)
         return LegResult(
             self._leg(status, reason, detail, ended.seconds),
@@ -211,8 +214,7 @@ class LegRun:
 
     def _watch(self, activity: Activity) -> bool:
         """Whether the suite has to be stopped."""
-        if self.record.read():
-            self._last_word = time.monotonic()
+        self._take_in(activity)
         process = self.record.process
         if process is None:
             return self._silent_for(STARTING)
@@ -220,6 +222,14 @@ class LegRun:
         if self._mismatch():
             return True
         return self._silent_for(SILENCE_FACTOR * self.options.case_limit + SILENCE_EXTRA)
+
+    def _take_in(self, activity: Activity) -> None:
+        known = len(self.record.observations)
+        if self.record.read():
+            self._last_word = time.monotonic()
+        for observation in self.record.observations[known:]:
+            if observation.outcome in FAILURES:
+                activity.detail(_described(observation))
 
     def _silent_for(self, seconds: float) -> bool:
         if time.monotonic() - self._last_word < seconds:
@@ -234,9 +244,12 @@ class LegRun:
         if self.plan.torch is None:
             expected = self.environment.found.torch
             return None if process.torch_build == expected else f"torch {expected} was there, {process.torch_build} ran"
-        if is_asked_for(self.plan.torch, process.torch_build):
-            return None
-        return f"asked for {self.plan.torch.requirement}, and torch {process.torch_build} ran"
+        if not is_asked_for(self.plan.torch, process.torch_build):
+            return f"asked for {self.plan.torch.requirement}, and torch {process.torch_build} ran"
+        if not is_deepspeed_asked_for(self.plan.deepspeed, process.deepspeed):
+            asked = self.plan.deepspeed or "no DeepSpeed"
+            return f"asked for {asked}, and DeepSpeed {process.deepspeed or '(none)'} was there"
+        return None
 
     def _judge(self, ended: Ended, processes: Processes, log: Path) -> tuple[Status, Reason | None, str | None]:
         """What the process says about the leg as a whole; what it observed is kept whatever this is."""
@@ -321,6 +334,14 @@ def failed(plan: LegPlan, failure: Failed, cancelled_because: str | None, log: s
     )
 
 
+def _described(observation: Observation) -> str:
+    parameters = "".join(f", {key}={value}" for key, value in observation.parameters.items())
+    return (
+        f"{observation.outcome} {observation.name}, {observation.lane}, {observation.topology}{parameters}: "
+        f"{markdown.shorten(markdown.one_line(observation.message or ''), 200)}"
+    )
+
+
 def this_host() -> Host:
     return Host(cpus=len(os.sched_getaffinity(0)))
 
@@ -329,15 +350,6 @@ def _last_words(log: Path) -> str:
     """The end of the log, as far as one line can hold it."""
     words = " / ".join(line.strip() for line in tail(log, 6) if line.strip())
     return words[-600:] or "it said nothing"
-
-
-@contextlib.contextmanager
-def _own_temporary_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="sp-compat-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

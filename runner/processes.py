@@ -82,6 +82,7 @@ class Processes:
         directory: Path,
         log: Path,
         limit: float | None = None,
+        scratch: Path | None = None,
         watch: Callable[[], bool] = lambda: False,
         every: float = 0.1,
     ) -> Ended:
@@ -89,7 +90,8 @@ class Processes:
 
         `watch` is called several times a second; when it answers true, the command is stopped. So it is when the
         limit (in seconds) is over or cancellation was requested: SIGTERM first, SIGKILL two seconds later. When this
-        returns, no process of the command's tree is left.
+        returns, no process of the command's tree is left, and neither is the directory `scratch`, if one is given;
+        that holds even if this program is killed meanwhile.
         """
         began = time.monotonic()
         deadline = None if limit is None else began + limit
@@ -97,7 +99,7 @@ class Processes:
         with ours, log.open("ab") as output:
             with theirs:
                 tether = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), *map(str, command)],
+                    [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch or ""), *map(str, command)],
                     env=dict(environment),
                     cwd=directory,
                     stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """Ties a command's whole process tree to the life of the program that started it. Standard library only.
 
-    python -I -S tether.py FD COMMAND...
+    python -I -S tether.py FD SCRATCH COMMAND...
 
+SCRATCH is a directory that goes with the command, removed when nothing of it runs any more; empty for none.
 FD is a socket whose other end only the starting program holds. Whatever ends that program (an exception, Ctrl-C,
 SIGKILL, the kernel's out-of-memory killer) closes its end, and the tether sees the end of the stream. A handler or a
 `finally` in the program itself cannot give that: nothing of it runs when it is killed. Seen from the other side, the
@@ -37,8 +38,9 @@ PATIENCE = 5.0  # seconds for killed children to go
 
 
 class Tether:
-    def __init__(self, lifeline: int, command: "list[str]") -> None:
+    def __init__(self, lifeline: int, scratch: str, command: "list[str]") -> None:
         self.lifeline = lifeline
+        self.scratch = scratch
         self.status: int | None = None
         self.terminations = 0
         self.wakeup, wake = os.pipe()
@@ -71,6 +73,11 @@ class Tether:
                 os.kill(self.command, signal.SIGTERM)
                 deadline = time.monotonic() + GRACE
         self._kill_all()
+        if self.scratch:
+            import shutil  # not at the top: it would double the time to start
+
+            os.chdir("/")
+            shutil.rmtree(self.scratch, ignore_errors=True)
         return 128 + signal.SIGKILL if self.status is None else self.status
 
     def _reap(self) -> bool:
@@ -137,4 +144,4 @@ def start(command: "list[str]", lifeline: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(Tether(int(sys.argv[1]), sys.argv[2:]).run())
+    sys.exit(Tether(int(sys.argv[1]), sys.argv[2], sys.argv[3:]).run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -109,6 +110,23 @@ def test_ctrl_c_while_an_environment_is_built(tmp_path: Path) -> None:
     assert processes_about(str(tmp_path)) == []
     [leg] = json.loads((tmp_path / "out" / "results.json").read_bytes())["legs"]
     assert (leg["status"], leg["reason"]) == ("cancelled", None)
+
+
+def test_ctrl_c_while_an_index_does_not_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        process = running.start(
+            "run", "--torch", "2.2", cache=tmp_path / "cache", directory=tmp_path, more={"PIP_INDEX_URL": index}
+        )
+        silent.accept()
+        asked = time.monotonic()
+
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+
+    assert time.monotonic() - asked < 5
+    assert process.returncode == 130
+    assert err == "sp-compat: interrupted by Ctrl-C before anything was measured\n"
 
 
 def test_a_run_ends_before_its_budget_does(ready: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a suite's process does, and what becomes of the leg. The suite here is a tiny one that can be told to misbehave."""
+"""What a suite's process does, and what becomes of the leg. The suite here is tiny and can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Record:
         self.file.flush()
 
     def process(self, torch="2.2.2+cu121", planned=2):
-        self.write("process", {"torch": torch.split("+")[0], "torch_build": torch, "deepspeed": None, "python": "3.11.7",
-                               "cpus": 2, "gpus": [], "driver": None, "planned": planned})
+        self.write("process", {"torch": torch.split("+")[0], "torch_build": torch, "deepspeed": None,
+                               "python": "3.11.7", "cpus": 2, "gpus": [], "driver": None, "planned": planned})
 
     def observation(self, **more):
         self.write("observation", {
@@ -182,7 +182,8 @@ def test_cancelling_keeps_what_was_observed_and_leaves_nothing(bench: Bench) -> 
     began = time.monotonic()
 
     result = bench.run(
-        "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)', str(request.fspath)])\n"
+        "import subprocess\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)', str(request.fspath)])\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrecord.process()\nrecord.observation()\ntime.sleep(99)"
     )
 

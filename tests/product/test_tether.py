@@ -90,8 +90,11 @@ def test_nothing_outlives_a_killed_program(tmp_path: Path, token: str) -> None:
     script = (
         f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {DAEMON!r}, {token!r}])\ntime.sleep(300)"
     )
+    scratch = tmp_path / "scratch"
+    (scratch / "deep").mkdir(parents=True)
     program = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(TETHER), sys.executable, "-c", script, token], stdout=subprocess.PIPE
+        [sys.executable, "-c", PARENT, str(TETHER), str(scratch), sys.executable, "-c", script, token],
+        stdout=subprocess.PIPE,
     )
     assert wait_until(lambda: len(processes_about(token)) == 4, 10)  # program, tether, command, daemon
 
@@ -99,11 +102,12 @@ def test_nothing_outlives_a_killed_program(tmp_path: Path, token: str) -> None:
     program.wait()
 
     assert wait_until(lambda: processes_about(token) == [], 2), processes_about(token)
+    assert not scratch.exists()
 
 
 def test_the_command_does_not_outlive_a_killed_tether(tmp_path: Path, token: str) -> None:
     program = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(TETHER), sys.executable, "-c", "import time; time.sleep(300)", token],
+        [sys.executable, "-c", PARENT, str(TETHER), "", sys.executable, "-c", "import time; time.sleep(300)", token],
         stdout=subprocess.PIPE,
         text=True,
     )
