@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 
 import msgspec
 import pytest
@@ -142,15 +141,6 @@ def test_characters_beyond_the_basic_plane_count_twice() -> None:
     emoji = [msgspec.structs.replace(crash(message="🐍" * 200), parameters={"n": number}) for number in range(900)]
     body = comment.render(judged(results([leg("2.2.2")], emoji), NONE))
     assert len(body.encode("utf-16-le")) // 2 <= comment.LIMIT
-
-
-def test_five_hundred_observations_on_twelve_legs_render_within_a_second() -> None:
-    document = many(12, 500, known=False)
-    started = time.perf_counter()
-    verdict = judged(document)
-    comment.render(verdict)
-    summary.render(verdict)
-    assert time.perf_counter() - started < 1
 
 
 def assert_whole(body: str) -> None:
