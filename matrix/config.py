@@ -14,16 +14,14 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any, NoReturn, Protocol
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
-
-from matrix import config_file, torch_requests
+from matrix import config_file, deepspeed_requests, torch_requests
 from matrix.config_file import ENVIRONMENTS, FAIL_ON, RUNNER_CLASSES, WORLD_SIZE, WORLD_SIZES, nearest
 from matrix.config_file import ConfigError as ConfigError
 
 AUTO = "auto"
 USER_SUITE = "user"  # own losses
 TESTS_SUITE = "tests"  # own pytest paths
+DEEPSPEED_SUITES = frozenset(("attention", "engine"))
 LOSS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 OPTIONS = {
     "torch": "--torch",
@@ -223,11 +221,24 @@ def _embedded() -> Config:
 
 
 def _checked(config: Config, suite: Suite) -> Config:
+    config = _with_default_selection(config, suite)
     _check_releases(config)
     config = _with_lanes_and_suites(config, suite)
     config = _with_topologies(config, suite)
     _check_selection(config, suite)
     return _with_exclusions(config, suite)
+
+
+def _with_default_selection(config: Config, suite: Suite) -> Config:
+    """What nobody has written: of the usual suites those that there are, DeepSpeed where a case is about it."""
+    if "suites" not in config.origins:
+        there = {case.suite for case in suite.cases}
+        config = replace(config, suites=tuple(name for name in _embedded().suites if name in there))
+    if "deepspeed" not in config.origins:
+        about_it = [case for case in config.selected(suite) if case.suite in DEEPSPEED_SUITES]
+        needed = any(config.wants(lane) for case in about_it for lane in case.lanes)
+        config = replace(config, deepspeed=_embedded().deepspeed if needed else (deepspeed_requests.NONE,))
+    return config
 
 
 def _check_releases(config: Config) -> None:
@@ -237,11 +248,10 @@ def _check_releases(config: Config) -> None:
         except torch_requests.InvalidRequest as error:
             raise ConfigError(f"{config.origin('torch', number)}: {error}") from None
     for number, text in enumerate(config.deepspeed):
-        if not _is_deepspeed(text):
-            raise ConfigError(
-                f"{config.origin('deepspeed', number)}: found {text!r}; allowed are auto, none, a version such as "
-                f"0.18.5, a range, a directory and a git URL{nearest(text, (AUTO, 'none'))}"
-            )
+        try:
+            deepspeed_requests.parse(text)
+        except deepspeed_requests.InvalidRequest as error:
+            raise ConfigError(f"{config.origin('deepspeed', number)}: {error}") from None
     for key, texts in (("torch", config.torch), ("deepspeed", config.deepspeed)):
         if not texts:
             none = ", or none for no DeepSpeed" if key == "deepspeed" else ""
@@ -252,19 +262,6 @@ def _check_releases(config: Config) -> None:
         _unknown(config.origin("fail-on"), config.fail_on, FAIL_ON)
     if config.world_size not in WORLD_SIZES:
         raise ConfigError(f"{config.origin('world-size')}: found {config.world_size}; allowed is {WORLD_SIZE}")
-
-
-def _is_deepspeed(text: str) -> bool:
-    if text in (AUTO, "none") or "/" in text or text.startswith((".", "~")):
-        return bool(text.strip()) and text.isprintable()
-    try:
-        if text[:1] in tuple("<>=!~"):
-            SpecifierSet(text)
-        else:
-            Version(text)
-    except (InvalidSpecifier, InvalidVersion):
-        return False
-    return True
 
 
 def _unknown(origin: str, word: str, words: Iterable[str]) -> NoReturn:

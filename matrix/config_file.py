@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from matrix import torch_requests
+from matrix import deepspeed_requests, torch_requests
 
 ENVIRONMENTS = ("auto", "container", "venv", "current")
 FAIL_ON = ("regression", "unexpected", "any", "never")
@@ -136,7 +136,7 @@ def _deepspeed(value: _Value) -> tuple[str, ...]:
         if isinstance(node, MappingNode):
             entries = replace(value, node=node).mapping(("path",))
             path = value.text(entries["path"], allowed) if entries else value.refuse(node, allowed)
-            texts.append(path if "/" in path or path.startswith((".", "~")) else f"./{path}")
+            texts.append(deepspeed_requests.PATH + path)
         elif _is(node, NULL):
             value.refuse(node, "write none for no DeepSpeed")
         else:

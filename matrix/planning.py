@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from matrix import releases, torch_requests
+from matrix import deepspeed_releases, deepspeed_requests, releases, torch_requests
 from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
 from matrix.config_file import ConfigError, nearest
+from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources, Unresolvable
 from matrix.plan import LegPlan, Plan, TorchBuild
 from matrix.releases import AvailableRelease, ReleaseTable
 from matrix.results import Requested
@@ -27,17 +28,29 @@ CURRENT = "current"
 GPU_LANE = "nccl"  # the lane that needs a GPU for each rank; the others run on any machine
 
 
+def _no_checkout(written: str) -> PurePath:
+    raise Unresolvable(f"deepspeed: there is no directory {written}")
+
+
+def _no_repository(url: str, reference: str | None) -> str:
+    raise Unresolvable(f"deepspeed: the repository {url} cannot be read")
+
+
 @dataclass(frozen=True)
 class Machine:
     """What is to be known of the machine.
 
     `driver` is the major version of NVIDIA's driver; `pytorch_index` says whether PyTorch's own index can be used.
+    `deepspeed` are the releases of DeepSpeed that the package index has.
     """
 
     gpus: int = 0
     driver: int | None = None
     pytorch_index: bool = True
     locate: Callable[[str], PurePath | None] = lambda written: None
+    deepspeed: Sequence[str] = ()
+    locate_checkout: LocateCheckout = _no_checkout
+    commit_of: CommitOf = _no_repository
 
 
 @dataclass(frozen=True)
@@ -67,10 +80,12 @@ def make_plan(
             requests, available, table, machine.locate, by_label=machine.pytorch_index
         )
         _check_excluded_releases(config, resolutions)
+        wanted = [deepspeed_requests.parse(text) for text in dict.fromkeys(config.deepspeed)]
+        sources = Sources(machine.deepspeed, deepspeed_releases.bundled(), machine.locate_checkout, machine.commit_of)
         legs = [
             _leg(resolution, deepspeed, runner, available, pythons, table)
             for resolution in resolutions
-            for deepspeed in dict.fromkeys(config.deepspeed)
+            for deepspeed in deepspeed_requests.resolve_all(wanted, resolution.build, sources)
             for runner in _runners(config, machine)
         ]
     placed = [_with_lanes(leg, config, suite, machine, table) for leg in legs]
@@ -94,26 +109,36 @@ def _runners(config: Config, machine: Machine) -> Iterator[Literal["cpu", "nccl"
 
 def _leg(
     resolution: Resolution,
-    deepspeed: str,
+    deepspeed: deepspeed_requests.Resolution,
     runner: Literal["cpu", "nccl"],
     available: Sequence[AvailableRelease],
     pythons: Sequence[str],
     table: ReleaseTable,
 ) -> LegPlan:
     build = resolution.build
-    requirement, problem = _deepspeed(deepspeed)
+    requirement = deepspeed.build.requirement if deepspeed.build else None
     python = _python(build, available, pythons, table) if build else None
     return LegPlan(
-        id=_id(build.version if build else resolution.request.text, build, deepspeed, python, runner),
-        requested=Requested(torch=resolution.request.text, deepspeed=deepspeed),
+        id=_id(build.version if build else resolution.request.text, build, _deepspeed_in_id(deepspeed), python, runner),
+        requested=Requested(torch=resolution.request.text, deepspeed=deepspeed.request.text),
         runner=runner,
         lanes=(),
         torch=build,
         deepspeed=requirement,
         python=python,
-        constraints=table.of(_release(build, table)).constraints if build else (),
-        problem=resolution.problem or problem,
+        constraints=_constraints(build, deepspeed.build, table) if build else (),
+        problem=resolution.problem or deepspeed.problem,
     )
+
+
+def _constraints(
+    build: TorchBuild, deepspeed: deepspeed_requests.DeepSpeedBuild | None, table: ReleaseTable
+) -> tuple[str, ...]:
+    torch = _release(build, table)
+    if deepspeed is None or deepspeed.requirement is None:
+        return table.of(torch).constraints
+    version = Version(deepspeed.version) if deepspeed.version else None
+    return (*table.of(torch).constraints, *deepspeed_releases.bundled().requires(torch, version))
 
 
 def _current_leg(config: Config, current: CurrentEnvironment, runner: Literal["cpu", "nccl"]) -> LegPlan:
@@ -121,7 +146,7 @@ def _current_leg(config: Config, current: CurrentEnvironment, runner: Literal["c
     torch = Version(current.torch).base_version if current.torch else "none"
     python = ".".join(current.python.split(".")[:2])
     return LegPlan(
-        id=_id(torch, None, current.deepspeed or "none", python, runner),
+        id=_id(torch, None, _safe(current.deepspeed or NONE, current.deepspeed or NONE), python, runner),
         requested=Requested(torch=CURRENT, deepspeed=CURRENT),
         runner=runner,
         lanes=(),
@@ -130,17 +155,6 @@ def _current_leg(config: Config, current: CurrentEnvironment, runner: Literal["c
         python=python,
         problem=None if current.torch else "the interpreter has no torch; name another by --python, or install it",
     )
-
-
-def _deepspeed(text: str) -> tuple[str | None, str | None]:
-    """The requirement and, where there is none to be had, the reason."""
-    if text == "none":
-        return None, None
-    try:
-        return f"deepspeed=={Version(text)}", None
-    except InvalidVersion:
-        problem = f"this version of sp-compat cannot resolve deepspeed {text!r}; write none or a version such as 0.18.5"
-        return None, problem
 
 
 def _python(
@@ -236,11 +250,20 @@ def _id(torch: str, build: TorchBuild | None, deepspeed: str, python: str | None
     identity = f"{torch} as {build.requirement}" if build and build.requirement not in ordinary else torch
     parts = [
         "torch" + _safe(identity, torch),
-        "ds" + _safe(deepspeed, deepspeed),
+        "ds" + deepspeed,
         *([f"py{python}"] if python else []),
         runner,
     ]
     return "-".join(parts)
+
+
+def _deepspeed_in_id(resolution: deepspeed_requests.Resolution) -> str:
+    """The release; a checkout or a repository by what the user wrote, which stays the same from commit to commit."""
+    request, build = resolution.request, resolution.build
+    if request.kind in ("checkout", "git"):
+        return _safe(request.text, request.kind)
+    label = build.label if build else request.text
+    return _safe(label, label)
 
 
 def _safe(identity: str, shown: str) -> str:

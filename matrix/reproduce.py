@@ -35,7 +35,7 @@ def _environment(leg: Leg) -> list[str]:
 
 def _pinned(requested: str, measured: str | None) -> str:
     """The release that was measured; a path, a URL or a build of its own is asked for as it was."""
-    elsewhere = re.search(r"[/\\+]|^nightly$", requested)
+    elsewhere = re.search(r"[/\\+]|^nightly$|^path:|^[.~]", requested)
     return requested if elsewhere or measured is None else measured
 
 

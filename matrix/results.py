@@ -76,6 +76,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     image: str | None = None
     digest: str | None = None
+    transformers: str | None = None  # the release beside DeepSpeed, which some of its modules need
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ examples:
     "run": """\
 examples:
   sp-compat run --torch 2.2.2 --torch 2.3.1 --deepspeed none --lane nccl-path --out out/
+  sp-compat run --torch 2.6 --deepspeed auto --deepspeed 0.17.6 --deepspeed path:../DeepSpeed
   sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
   sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
   sp-compat run --environment current --python /opt/conda/bin/python
@@ -63,6 +64,12 @@ examples:
 example:
   sp-compat env list --json
 """,
+    "env measure-deepspeed": """\
+examples:
+  sp-compat env measure-deepspeed --torch 2.2.2                     the newest release that works, found by trying
+  sp-compat env measure-deepspeed --torch 2.2.2 --deepspeed 0.19.0  this pair
+  sp-compat env measure-deepspeed --table matrix/data/deepspeed_releases.yaml
+""",
     "env gc": """\
 examples:
   sp-compat env gc                        what does not fit into 40G, the least recently used first
@@ -79,9 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = namespace.command
         code = command(namespace)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return 130
+        _say(str(interruption) or "interrupted")
+        return getattr(interruption, "exit_code", 130)
     except BrokenPipeError:
         # The reader of our output has left, `| head` for one. Python would complain again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -168,9 +176,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         group.add_argument(option, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
 
     several("--torch", "RELEASE", "2.2, 2.2.2, '>=2.1,<2.4', latest, nightly, 2.4.0+cu121 or the path of a wheel")
-    several("--deepspeed", "RELEASE", "none or a version")
+    several("--deepspeed", "RELEASE", "auto, none, 0.17, 0.17.6, '>=0.16,<0.18', latest, a directory or a git URL")
     several("--lane", "LANE", "gloo, nccl-path (emulated) or nccl")
-    several("--suite", "SUITE", "collectives, loss or user")
+    several("--suite", "SUITE", "collectives, loss, attention, engine or user")
     several("--case", "PATTERN", "cases by name, all_* or loss/all_*")
     several("--topology", "NAME", "sp4, sp2-contiguous, sp2-strided, sp2-offset or groups of ranks, 0,3/1,2")
     several("--loss", "MODULE:FUNCTION", "a loss of your own, imported from the current directory; adds the suite user")
@@ -229,12 +237,29 @@ def _add_manner(parser: argparse._ActionsContainer) -> None:
 
 
 def _add_environments(commands: Commands) -> None:
-    environments = _sub(commands, "env", "list and remove the environments that are kept")
+    environments = _sub(commands, "env", "the environments that are kept, and what releases of DeepSpeed they can have")
     actions = environments.add_subparsers(metavar="ACTION", required=True)
 
     listing = _sub(actions, "env list", "the environments, their size and when they were used")
     listing.add_argument("--json", action="store_true", help="for a program")
     listing.set_defaults(command=_command("list_environments"))
+
+    measuring = _sub(
+        actions,
+        "env measure-deepspeed",
+        "measure which releases of DeepSpeed can be built, imported and used with a torch: the table behind `auto`",
+    )
+    for option, text in (
+        ("--torch", "releases of torch (default: those in the table)"),
+        ("--deepspeed", "releases to try (default: what it takes to find the newest that works)"),
+    ):
+        measuring.add_argument(option, action="append", default=[], metavar="RELEASE", help=f"{text}; may be repeated")
+    measuring.add_argument(
+        "--table", type=Path, metavar="FILE", help="a copy of the table, brought up to date after each pair"
+    )
+    measuring.add_argument("--keep", action="store_true", help="keep the environments that were built")
+    measuring.add_argument("--quiet", action="store_true", help="no progress")
+    measuring.set_defaults(command=_command("measure_deepspeed"))
 
     gc = _sub(actions, "env gc", "remove environments; never one that is in use")
     gc.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -15,23 +16,36 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
+from packaging.version import Version
 
 from matrix import config as configuration
-from matrix import known_issues, markdown, planning, releases, verdict
+from matrix import (
+    deepspeed_releases,
+    deepspeed_requests,
+    known_issues,
+    markdown,
+    planning,
+    releases,
+    torch_requests,
+    verdict,
+)
 from matrix.config import Config, Options
 from matrix.config_file import nearest
+from matrix.deepspeed_releases import ULYSSES, DeepSpeedTable, Measurement
+from matrix.explanations import explanation_of
 from matrix.known_issues import KnownIssues
 from matrix.plan import LegPlan, Plan
 from matrix.planning import CurrentEnvironment, Machine
 from matrix.results import InvalidResults, Results, decode
 from matrix.verdict import Verdict
-from runner import environments, interpreters, machine, package_index, suite
+from runner import checkouts, environments, interpreters, machine, package_index, suite
 from runner import report as outputs
 from runner.cache import Cache, cache_root
 from runner.cli import LIST_BUDGET, program_version, size
 from runner.environments import Environments, Ready
-from runner.errors import UsageError
+from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
+from runner.measure_releases import Measuring
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
 from runner.session import Interruption, Session, budget, output_directory
@@ -83,6 +97,7 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
             planned, current = _plan(arguments, config, description, work)
+            interruption.begin_work()
             session = Session(
                 environments=work.environments,
                 options=_suite_options(arguments, config),
@@ -96,7 +111,7 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
             )
             results = session.run(choose(planned))
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
-            outputs.write_outputs(directory, judged)
+            _write_outputs(directory, judged)
             progress.close()
             _show(judged, directory, arguments.json)
             sys.stdout.flush()
@@ -153,6 +168,7 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
         if config.known_issues and config.known_issues != known_issues.NONE:
             # A path in a file is one from where the file is.
             config = replace(config, known_issues=str(path.parent / config.known_issues))
+        config = replace(config, deepspeed=tuple(_from(path.parent, text) for text in config.deepspeed))
     config = configuration.with_options(config, _options(arguments), description)
     if config.environment == "container":
         where = config.origin("environment")
@@ -162,6 +178,14 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
             "--python names the interpreter that --environment current measures; add that, or leave it out"
         )
     return config
+
+
+def _from(directory: Path, deepspeed: str) -> str:
+    """A checkout that a file names by its path from where the file is, as one from here."""
+    request = deepspeed_requests.parse(deepspeed)
+    if request.kind != "checkout" or directory == Path() or request.place.startswith("~"):
+        return deepspeed
+    return f"{deepspeed_requests.PATH}{directory / request.place}"
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -210,14 +234,37 @@ def _plan(
         pytorch_index=any("+" in text for text in config.torch)
         and package_index.cpu_index_answers(work.environments.index),
         locate=package_index.locate_wheel,
+        deepspeed=deepspeed_releases.bundled().releases,
+        locate_checkout=checkouts.locate,
+        commit_of=checkouts.commit_of,
     )
     if config.environment == planning.CURRENT:
         return _plan_of_current(arguments, config, description, work, place)
+    pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
+    deepspeeds = [deepspeed_requests.parse(text) for text in config.deepspeed]
+    if all(_names_one_release(text) for text in config.torch) and not any(one.is_open for one in deepspeeds):
+        # What is installed already needs no index, nor a network.
+        known = planning.make_plan(config, description, releases.bundled().available(), pythons, place)
+        if all(work.environments.is_ready(leg) for leg in known.legs):
+            return known, None
     answer = package_index.available_torch(work.environments.index, releases.bundled())
     if answer.note:
         work.environments.progress.note(answer.note)
-    pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
+    if any(request.needs_index for request in deepspeeds):
+        place = replace(place, deepspeed=_deepspeed_releases(work))
     return planning.make_plan(config, description, answer.releases, pythons, place), None
+
+
+def _deepspeed_releases(work: _Work) -> tuple[str, ...]:
+    answer = package_index.available_deepspeed(work.environments.index, deepspeed_releases.bundled().releases)
+    if answer.note:
+        work.environments.progress.note(answer.note)
+    return answer.releases
+
+
+def _names_one_release(text: str) -> bool:
+    request = torch_requests.parse(text)
+    return request.kind == "exact" and request.local is None
 
 
 def _plan_of_current(
@@ -279,7 +326,7 @@ def report(arguments: argparse.Namespace) -> int:
     first: Path = arguments.paths[0]
     directory = arguments.out or (first if first.is_dir() else first.parent)
     with output_directory(directory.absolute()):
-        outputs.write_outputs(directory, judged)
+        _write_outputs(directory, judged)
     _show(judged, directory, arguments.json)
     return judged.exit_code
 
@@ -319,6 +366,16 @@ def _read_results(path: Path) -> Results:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except InvalidResults as error:
         raise UsageError(f"{path}: {error}") from None
+
+
+def _write_outputs(directory: Path, judged: Verdict) -> None:
+    try:
+        outputs.write_outputs(directory, judged)
+    except OSError as error:
+        raise MachineError(
+            f"the report cannot be written to {directory}: {error.strerror}; "
+            f"what was observed is in {directory / 'legs'}"
+        ) from None
 
 
 def _show(judged: Verdict, directory: Path, as_json: bool) -> None:
@@ -371,7 +428,11 @@ def explain(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"there is no case {arguments.case!r}{nearest(arguments.case, names)}; there are {', '.join(names)}"
         )
-    lines = [arguments.case, "", "lanes:"]
+    lines = [arguments.case, ""]
+    if explanation := explanation_of(arguments.case):
+        lines += [explanation.computes, f"formula: {explanation.formula}", f"reference: {explanation.reference}"]
+        lines += [f"instead: {explanation.instead}"] if explanation.instead else []
+    lines.append("lanes:")
     lines += [f"  {lane}: {description.lanes[lane]}" for lane in case.lanes]
     varies = {axis: values for axis, values in case.axes.items() if values}
     lines += ["varies over:"] + [
@@ -400,7 +461,8 @@ def list_environments(arguments: argparse.Namespace) -> int:
         return 0
     for kept in reversed(found.environments):
         inside = kept.content.found if kept.content else None
-        what = f"torch {inside.torch}, python {inside.python}" if inside else "unfinished"
+        deepspeed = f", DeepSpeed {inside.deepspeed}" if inside and inside.deepspeed else ""
+        what = f"torch {inside.torch}{deepspeed}, python {inside.python}" if inside else "unfinished"
         used = datetime.fromtimestamp(kept.used).strftime("%Y-%m-%d %H:%M")
         print(f"{kept.key}  {what}  {_gigabytes(kept.size)}  used {used}{'  in use' if kept.in_use else ''}")
     print(
@@ -408,6 +470,53 @@ def list_environments(arguments: argparse.Namespace) -> int:
         f"{_gigabytes(found.total)} in {cache_root(os.environ)}"
     )
     return 0
+
+
+def measure_deepspeed(arguments: argparse.Namespace) -> int:
+    """On standard output a line for each pair; the table itself where --table says."""
+    description = suite.load()
+    text = deepspeed_releases.bundled_text()
+    if arguments.table and arguments.table.exists():
+        text = _read_text(arguments.table, "the table")
+    table = deepspeed_releases.parse(text)
+    with _progress(arguments) as progress:
+        work = _Work.begin(progress)
+        with Interruption(work.processes.cancellation).handled():
+            measuring = Measuring(
+                work.environments,
+                functools.partial(_legs_of_pair, arguments, description, work),
+                [release for release in _deepspeed_releases(work) if _may_have_ulysses(release, table)],
+                arguments.keep,
+            )
+            for measurement in measuring.measure(arguments.torch or table.torches, arguments.deepspeed):
+                table = table.with_measurements([measurement])
+                if arguments.table:
+                    arguments.table.write_text(deepspeed_releases.with_measured(text, table), "utf-8")
+                print(markdown.plain(_described(measurement)), flush=True)
+    return 0
+
+
+def _may_have_ulysses(release: str, table: DeepSpeedTable) -> bool:
+    version = Version(release)
+    return version >= Version(table.releases[0]) and not version.is_prerelease
+
+
+def _legs_of_pair(
+    arguments: argparse.Namespace, description: SuiteDescription, work: _Work, torch: str, deepspeed: str
+) -> Sequence[LegPlan]:
+    options = Options(torch=(torch,), deepspeed=(deepspeed,), suites=("loss",), lanes=("gloo",), environment="venv")
+    config = configuration.with_options(configuration.default(description), options, description)
+    return _plan(arguments, config, description, work)[0].legs
+
+
+def _described(measurement: Measurement) -> str:
+    pair = f"torch {measurement.torch}, DeepSpeed {measurement.deepspeed}"
+    if measurement.works:
+        return f"{pair}: works, offers {len(measurement.offers)} of Ulysses"
+    if measurement.imports:
+        why = measurement.broken.get(ULYSSES.partition(":")[0], "it does not have it")
+        return f"{pair}: imports, and does not offer Ulysses: {why}"
+    return f"{pair}: cannot be {'imported' if measurement.builds else 'built'}: {measurement.error}"
 
 
 def collect_environments(arguments: argparse.Namespace) -> int:
@@ -451,6 +560,7 @@ def _inventory_as_json(found: environments.Inventory) -> dict[str, object]:
             {
                 "key": kept.key,
                 "torch": kept.content.found.torch if kept.content else None,
+                "deepspeed": kept.content.found.deepspeed if kept.content else None,
                 "python": kept.content.found.python if kept.content else None,
                 "complete": kept.content is not None,
                 "bytes": kept.size,

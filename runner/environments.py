@@ -23,10 +23,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from matrix import releases, torch_requests
+from matrix import deepspeed_releases, releases, torch_requests
 from matrix.plan import LegPlan, TorchBuild
 from matrix.results import EnvironmentRecord, Reason
-from runner import package_index
+from runner import checkouts, package_index
 from runner.cache import Cache, Lock, disk_usage
 from runner.errors import MachineError
 from runner.interpreters import Interpreter, usable
@@ -46,23 +46,12 @@ NIGHTLY_INDEX = "https://download.pytorch.org/whl/nightly"
 BESIDE_TORCH = ("pytest", "numpy")
 BUILD_TOOLS = ("setuptools", "wheel")  # for DeepSpeed, which is built against the torch that is installed
 
-# Importing writes the byte code that later runs, which write none, start from. So it imports what the suite does.
-PROBE = """
-import importlib.util, json, platform, sys
-missing = [name for name in ("torch", "pytest") if importlib.util.find_spec(name) is None]
-found = {"python": platform.python_version(), "missing": missing}
-if "torch" not in missing:
-    import torch, torch.distributed, torch.distributed.nn.functional
-    found["torch"] = str(torch.__version__)
-if "pytest" not in missing:
-    import pytest
-try:
-    from importlib import metadata
-    found["deepspeed"] = metadata.version("deepspeed")
-except metadata.PackageNotFoundError:
-    found["deepspeed"] = None
-print("\\n" + json.dumps(found))
-"""
+# `UlyssesSPAttentionHF` is for its models. By its extra `torch` a release says which torch it is for; accelerate, which
+# that extra brings as well, would be imported by it and is left out.
+BESIDE_DEEPSPEED = ("transformers[torch]",)
+LEFT_OUT = "accelerate ; python_version < '3'\n"
+
+PROBE = Path(__file__).with_name("probe.py")
 
 MACHINE_AT_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|\(os error (13|28|30|122)\)", re.IGNORECASE
@@ -78,6 +67,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     torch: str | None = None
     deepspeed: str | None = None
+    deepspeed_error: str | None = None  # what importing it raised
+    offers: tuple[str, ...] = ()  # of Ulysses, `module:name`
+    broken: dict[str, str] = {}  # modules that are there, and what importing them raised
+    transformers: str | None = None
     missing: tuple[str, ...] = ()
 
 
@@ -173,7 +166,8 @@ class Environments:
             "day": self.now().date().isoformat() if torch.version == "nightly" else None,
             "file": _identity_of_wheel(torch.requirement),
             "deepspeed": leg.deepspeed,
-            "beside": BESIDE_TORCH,
+            "source": _identity_of_checkout(leg.deepspeed),
+            "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ())),
             "constraints": leg.constraints,
             "python": [leg.python, str(base.path) if base else None],
             "index": self.index.fingerprint(),
@@ -181,7 +175,8 @@ class Environments:
             "platform": [platform.system(), platform.machine(), *platform.libc_ver()],
         }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-        return f"torch{torch.version}-py{leg.python}-{digest}"
+        deepspeed = f"-ds{_named(leg.deepspeed)}" if leg.deepspeed else ""
+        return f"torch{torch.version}{deepspeed}-py{leg.python}-{digest}"
 
     def is_ready(self, leg: LegPlan) -> bool:
         if leg.problem or leg.torch is None:
@@ -227,7 +222,7 @@ class Environments:
             _copy(self.cache.environment(key) / "build.log", log)
         return Ready(
             python=self._python(key),
-            record=EnvironmentRecord(kind="venv", key=key),
+            record=EnvironmentRecord(kind="venv", key=key, transformers=content.found.transformers),
             found=content.found,
             seconds=time.monotonic() - began,
             _lock=lock,
@@ -239,7 +234,7 @@ class Environments:
     def _failed(self, key: str | None, failure: _Failure, log: Path, began: float) -> Failed:
         return Failed(
             reason=failure.reason,
-            detail=_masked(str(failure), self._secrets()),
+            detail=masked_text(str(failure), self._secrets()),
             record=EnvironmentRecord(kind="venv", key=key),
             seconds=time.monotonic() - began,
             tail=tuple(tail(log)),
@@ -257,8 +252,8 @@ class Environments:
             try:
                 source = self._install(leg, torch, base, directory, raw, activity)
                 activity.say("importing torch")
-                found = self._probe(self._python(key), raw)
-                _check_versions(torch, found)
+                found = self._probe(self._python(key), raw, _accelerator(leg))
+                _check_versions(leg, torch, found)
             except BaseException:
                 self._keep_log(raw, log)
                 self.cache.remove(key)
@@ -285,16 +280,13 @@ class Environments:
         arguments, variables, source = self._source(leg, torch)
         activity.say(f"installing from {source}")
 
-        def uv(*words: str, **more: str) -> None:
-            self._uv(words, {**variables, **more}, log, activity)
+        def uv(*words: str) -> None:
+            self._uv(words, variables, log, activity)
 
-        def install(*words: str, **more: str) -> None:
-            uv(
-                *("pip", "install", "--python", str(python), "--link-mode", "hardlink"),
-                *(*self.index.uv_arguments(), *arguments, "--constraints", str(constraints)),
-                *words,
-                **more,
-            )
+        installing = (
+            *("pip", "install", "--python", str(python), "--link-mode", "hardlink"),
+            *(*self.index.uv_arguments(), *arguments, "--constraints", str(constraints), torch.requirement),
+        )
 
         uv(
             "venv",
@@ -304,11 +296,54 @@ class Environments:
             str(base.path if base else leg.python),
             str(python.parents[1]),
         )
-        install(torch.requirement, *BESIDE_TORCH)
+        uv(*installing, *BESIDE_TORCH)
         if leg.deepspeed:
-            install(torch.requirement, *BUILD_TOOLS)
-            install(torch.requirement, "--no-build-isolation", leg.deepspeed, DS_BUILD_OPS="0", **_accelerator(leg))
+            uv(*installing, *BUILD_TOOLS)
+            activity.say(f"building DeepSpeed {_named(leg.deepspeed)}")
+            try:
+                self._install_deepspeed(leg, base, installing, variables, directory, log, activity)
+            except _Failure as failure:
+                raise _of_deepspeed(failure, leg, torch, log) from None
         return source
+
+    def _install_deepspeed(
+        self,
+        leg: LegPlan,
+        base: Interpreter | None,
+        installing: Sequence[str],
+        variables: Mapping[str, str],
+        directory: Path,
+        log: Path,
+        activity: Activity,
+    ) -> None:
+        """Build it against the torch that is there, and install beside it what its modules need."""
+        assert leg.deepspeed is not None
+        requirement = leg.deepspeed
+        building = {**variables, "DS_BUILD_OPS": "0", **_accelerator(leg)}
+        overrides = directory / "overrides.txt"
+        overrides.write_text(LEFT_OUT)
+        checkout = _checkout(requirement)
+        source = directory / "source"
+        if checkout:
+            checkouts.copy(checkout, source)
+            if self.key(leg, base) != directory.name:
+                raise _Failure("build", f"{checkout} was changed while it was copied; run again")
+            requirement = f"deepspeed @ {source.as_uri()}"
+            building["DS_BUILD_STRING"] = checkouts.contents(checkout).label
+        self._uv(
+            [
+                *installing,
+                *("--no-build-isolation-package", "deepspeed", "--overrides", str(overrides)),
+                # What uv has built before was built against the torch of another environment.
+                *("--refresh-package", "deepspeed"),
+                *(requirement, *BESIDE_DEEPSPEED),
+            ],
+            building,
+            log,
+            activity,
+        )
+        if checkout:
+            shutil.rmtree(source)
 
     def _source(self, leg: LegPlan, torch: TorchBuild) -> tuple[list[str], dict[str, str], str]:
         """uv's arguments and variables that say which build of torch, and their description.
@@ -374,7 +409,15 @@ class Environments:
     def _keep_log(self, raw: Path, log: Path) -> None:
         if raw.exists():
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(_masked(raw.read_text("utf-8", "replace"), self._secrets()), "utf-8")
+            log.write_text(masked_text(raw.read_text("utf-8", "replace"), self._secrets()), "utf-8")
+
+    def discard(self, ready: Ready) -> None:
+        """Remove an environment that was released; not when somebody else uses it."""
+        key = ready.record.key
+        lock = self.cache.try_lock(key, exclusive=True) if key else None
+        if key and lock:
+            with lock:
+                self.cache.remove(key)
 
     # The interpreter as it is
 
@@ -384,18 +427,19 @@ class Environments:
         record = EnvironmentRecord(kind="current")
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            found = self._probe(python, log)
+            found = self._probe(python, log, {"DS_ACCELERATOR": "cpu"})
             if "pytest" in found.missing:
                 raise _Failure("import", f"{python} has no pytest, which the suite is run by; install it there")
         except _Failure as failure:
             return Failed(failure.reason, str(failure), record, time.monotonic() - began, tuple(tail(log)))
+        record = EnvironmentRecord(kind="current", transformers=found.transformers)
         return Ready(python, record, found, time.monotonic() - began)
 
-    def _probe(self, python: Path, log: Path) -> Found:
+    def _probe(self, python: Path, log: Path, accelerator: Mapping[str, str]) -> Found:
         start = log.stat().st_size if log.exists() else 0
         ended = self.processes.run(
-            [python, "-I", "-c", PROBE],
-            environment={**inherited(self.caller), "OMP_NUM_THREADS": "1"},
+            [python, "-I", PROBE, *deepspeed_releases.bundled().ulysses],
+            environment={**inherited(self.caller), "OMP_NUM_THREADS": "1", "DS_BUILD_OPS": "0", **accelerator},
             directory=log.parent,
             log=log,
             limit=PROBE_LIMIT,
@@ -430,6 +474,27 @@ def _torch(leg: LegPlan) -> TorchBuild:
     return leg.torch
 
 
+def _checkout(requirement: str | None) -> Path | None:
+    """The directory that a requirement names, not a repository."""
+    url = urlsplit((requirement or "").partition(" @ ")[2])
+    return Path(unquote(url.path)) if url.scheme == "file" else None
+
+
+def _identity_of_checkout(requirement: str | None) -> str | None:
+    """Never its name: it is another one after each edit."""
+    checkout = _checkout(requirement)
+    return checkouts.contents(checkout).digest if checkout else None
+
+
+def _named(requirement: str) -> str:
+    """What a reader calls it: the release, else the directory or the commit."""
+    _, at, url = requirement.partition(" @ ")
+    if not at:
+        return requirement.partition("==")[2]
+    repository, _, commit = url.rpartition("@")
+    return commit[:10] if url.startswith("git+") and repository else "checkout"
+
+
 def _identity_of_wheel(requirement: str) -> list[int] | None:
     """A wheel on this machine may be built anew under the same name."""
     url = urlsplit(requirement.partition(" @ ")[2])
@@ -439,13 +504,22 @@ def _identity_of_wheel(requirement: str) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _check_versions(torch: TorchBuild, found: Found) -> None:
+def _check_versions(leg: LegPlan, torch: TorchBuild, found: Found) -> None:
     """What was installed is what was asked for, or it is not measured under that name."""
     if found.missing:
         raise _Failure("build", f"the environment has no {', '.join(found.missing)} although it was installed")
     assert found.torch is not None
     if not is_asked_for(torch, found.torch):
         raise _Failure("mismatch", f"asked for {torch.requirement}, and the environment has torch {found.torch}")
+    if leg.deepspeed is None:
+        return
+    if found.deepspeed_error:
+        named = _named(leg.deepspeed)
+        raise _Failure(
+            "import", f"DeepSpeed {named} cannot be imported with torch {torch.version}: {found.deepspeed_error}"
+        )
+    if not is_deepspeed_asked_for(leg.deepspeed, found.deepspeed):
+        raise _Failure("mismatch", f"asked for {leg.deepspeed}, and the environment has DeepSpeed {found.deepspeed}")
 
 
 def is_asked_for(torch: TorchBuild, version: str) -> bool:
@@ -460,6 +534,15 @@ def is_asked_for(torch: TorchBuild, version: str) -> bool:
         return version == torch.version
     asked = _local(torch.requirement)
     return asked is None or found.local == asked
+
+
+def is_deepspeed_asked_for(requirement: str | None, version: str | None) -> bool:
+    """Whether this `deepspeed.__version__` is what was asked for. A checkout is whatever it calls itself."""
+    if requirement is None:
+        return version is None
+    if version is None or " @ " in requirement:
+        return version is not None
+    return version.partition("+")[0] == requirement.partition("==")[2]
 
 
 def _local(requirement: str) -> str | None:
@@ -480,6 +563,22 @@ def classify(output: str, status: int) -> tuple[Reason, str]:
     return (
         "build",
         f"the environment cannot be built: {_one_sentence(_first_error(lines) or f'uv ended with {status}')}",
+    )
+
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: .*)?")
+
+
+def _of_deepspeed(failure: _Failure, leg: LegPlan, torch: TorchBuild, log: Path) -> _Failure:
+    """With what setup.py raised in the end: of a page of uv's output the one line that decides."""
+    lines = [line.strip() for line in tail(log, 200)]
+    if failure.reason != "build" or not any("Failed to build" in line for line in lines):
+        return failure
+    raised = next((line for line in reversed(lines) if RAISED.fullmatch(line)), None)
+    return _Failure(
+        "build",
+        f"DeepSpeed {_named(leg.deepspeed or '')} cannot be built against torch {torch.version}: "
+        f"{_one_sentence(raised or str(failure))}",
     )
 
 
@@ -512,7 +611,7 @@ def _password(url: str) -> str | None:
         return None
 
 
-def _masked(text: str, secrets: set[str]) -> str:
+def masked_text(text: str, secrets: set[str]) -> str:
     text = re.sub(r"(?<=://)[^/\s@]+@", "****@", text)
     for secret in secrets:
         text = text.replace(secret, "****")

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from packaging import tags
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import parse_wheel_filename
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
 from matrix.releases import AvailableRelease, ReleaseTable
@@ -141,6 +141,14 @@ class IndexAnswer:
     note: str | None = None
 
 
+@dataclass(frozen=True)
+class DeepSpeedAnswer:
+    """Versions, oldest first; `note` as above."""
+
+    releases: tuple[str, ...]
+    note: str | None = None
+
+
 def read_settings(environment: Mapping[str, str] = os.environ) -> IndexSettings:
     pip = _pip_options(environment)
     uv = environment.get
@@ -166,7 +174,7 @@ def available_torch(settings: IndexSettings, table: ReleaseTable) -> IndexAnswer
     """The releases of torch that the machine's indexes offer; those of the table where the main one is silent."""
     files: list[_File] = []
     silent: list[str] = []
-    answers = _ask_all(settings)
+    answers = _ask_all(settings, "torch")
     for place, answer in answers:
         if isinstance(answer, str):
             silent.append(f"{masked(place)} ({answer})")
@@ -183,15 +191,33 @@ def available_torch(settings: IndexSettings, table: ReleaseTable) -> IndexAnswer
     return IndexAnswer(releases, f"{note}: what it has of torch is left out")
 
 
+def available_deepspeed(settings: IndexSettings, known: Sequence[str]) -> DeepSpeedAnswer:
+    """The releases of DeepSpeed that the machine's indexes offer; without an answer those that are known."""
+    files: list[_File] = []
+    silent: list[str] = []
+    for place, answer in _ask_all(settings, "deepspeed"):
+        if isinstance(answer, str):
+            silent.append(f"{masked(place)} ({answer})")
+        else:
+            files += answer
+    versions = sorted({version for file in files if not file.yanked and (version := _installable(file.name))})
+    if versions or not silent:
+        return DeepSpeedAnswer(tuple(map(str, versions)))
+    note = f"no answer from {', '.join(silent)}: the releases of DeepSpeed are those that sp-compat knows of"
+    return DeepSpeedAnswer(tuple(known), note)
+
+
 @functools.cache
-def _ask_all(settings: IndexSettings) -> tuple[tuple[str, list[_File] | str], ...]:
+def _ask_all(settings: IndexSettings, project: str) -> tuple[tuple[str, list[_File] | str], ...]:
     """Every place with its files, or the reason why it gave none; asked once in the life of the process."""
     places = [("index", url) for url in settings.index_urls] + [("links", place) for place in settings.find_links]
     try:
         client = _client(settings)
     except (OSError, ValueError) as error:  # a certificate that cannot be read
         return tuple((place, str(error)) for _, place in places)
-    answers = _each_within(INDEX_LIMIT, [functools.partial(_files_at, client, kind, place) for kind, place in places])
+    answers = _each_within(
+        INDEX_LIMIT, [functools.partial(_files_at, client, project, kind, place) for kind, place in places]
+    )
     return tuple((place, answer) for (_, place), answer in zip(places, answers, strict=True))
 
 
@@ -329,8 +355,8 @@ def _client(settings: IndexSettings) -> PyPIClient:
     return client
 
 
-def _files_at(client: PyPIClient, kind: str, place: str) -> list[_File] | str:
-    """The wheels of torch at one index, or the reason why it gave no answer."""
+def _files_at(client: PyPIClient, project: str, kind: str, place: str) -> list[_File] | str:
+    """The files of a project at one index, of torch the wheels, or the reason why it gave no answer."""
     from unearth import Link, PackageFinder
     from unearth.collector import is_secure_origin
 
@@ -340,7 +366,7 @@ def _files_at(client: PyPIClient, kind: str, place: str) -> list[_File] | str:
     try:
         if "://" in place and not is_secure_origin(session, Link(place)):
             return "not https; trusted-host may allow it"
-        packages = list(finder.find_all_packages("torch", allow_yanked=True))
+        packages = list(finder.find_all_packages(project, allow_yanked=True))
     except _NoAnswer as error:
         return str(error)
     except Exception as error:
@@ -373,6 +399,14 @@ def _releases(files: Iterable[_File]) -> tuple[AvailableRelease, ...]:
         AvailableRelease(str(version), tuple(sorted(pythons[version], key=Version)), yanked=version not in kept)
         for version in sorted(pythons)
     )
+
+
+def _installable(name: str) -> Version | None:
+    """The version of a source distribution, or of a wheel for this machine."""
+    if not name.endswith(".whl"):
+        return parse_sdist_filename(name)[1]
+    _, version, _, wheel_tags = parse_wheel_filename(name)
+    return None if {*tags.platform_tags(), "any"}.isdisjoint(tag.platform for tag in wheel_tags) else version
 
 
 def _allows(requires_python: str | None, python: str) -> bool:

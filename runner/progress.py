@@ -38,6 +38,10 @@ class Activity:
     def observed(self, count: int, planned: int) -> None:
         """How many observations there are."""
 
+    def detail(self, text: str) -> None:
+        """What only somebody who asked for it wants to read."""
+        self._progress.detail(f"{self.name}: {text}")
+
 
 class Progress:
     """Plain lines; what is quiet says nothing. One line is whole, whichever thread it comes from."""
@@ -45,7 +49,7 @@ class Progress:
     def __init__(self, stream: TextIO, *, quiet: bool = False, verbose: bool = False) -> None:
         self._stream = stream
         self._quiet = quiet
-        self.verbose = verbose
+        self._verbose = verbose
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
@@ -60,8 +64,7 @@ class Progress:
             self.note(text)
 
     def detail(self, text: str) -> None:
-        """What only somebody who asked for it wants to read."""
-        if self.verbose:
+        if self._verbose:
             self.note(text)
 
     def write(self, text: str) -> None:

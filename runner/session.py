@@ -38,12 +38,28 @@ RESERVE_SHARE = 0.1
 RESERVE_MOST = 20.0
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal before there was anything to report."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{SIGNALS[signal.Signals(number)]} before anything was measured")
+        self.exit_code = 128 + number
+
+
 class Interruption:
-    """Turns signals into the wish to stop, so that no Ctrl-C, and no second one, ever becomes a traceback."""
+    """Turns signals into the wish to stop, so that no Ctrl-C, and no second one, ever becomes a traceback.
+
+    Before `begin_work` nothing would be reported, and an index that does not answer is waited for: the first signal
+    ends the program. Afterwards it ends the work, and what was observed is reported.
+    """
 
     def __init__(self, cancellation: Cancellation) -> None:
         self._cancellation = cancellation
+        self._working = False
         self.signal: int | None = None
+
+    def begin_work(self) -> None:
+        self._working = True
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
@@ -56,9 +72,12 @@ class Interruption:
                 signal.signal(number, signal.SIG_IGN if self.signal is not None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
+        first = self.signal is None
+        if first:
             self.signal = number
         self._cancellation.request(SIGNALS[signal.Signals(number)])
+        if first and not self._working:
+            raise Interrupted(number)
 
     @property
     def exit_code(self) -> int | None:
@@ -208,6 +227,7 @@ class Session:
 
 def _reason_of_problem(plan: LegPlan) -> Reason:
     """Why a plan says that a leg cannot be run: there is no such release, no torch here, or not the machine for it."""
-    if plan.torch is not None and plan.runner == "nccl":
+    resolved = plan.torch is not None and (plan.deepspeed is not None or plan.requested.deepspeed == "none")
+    if resolved and plan.runner == "nccl":
         return "machine"
     return "import" if plan.requested.torch == "current" else "unresolvable"

@@ -205,7 +205,7 @@ def test_the_current_interpreter_is_measured_as_it_is(used: Ready, ready: Path, 
     [measured] = json.loads((tmp_path / "out" / "results.json").read_bytes())["legs"]
     assert measured["torch"] == TORCH
     assert measured["requested"] == {"torch": "current", "deepspeed": "current"}
-    assert measured["environment"] == {"kind": "current", "key": None, "image": None, "digest": None}
+    assert (measured["environment"]["kind"], measured["environment"]["key"]) == ("current", None)
 
 
 def empty_interpreter(directory: Path) -> Path:

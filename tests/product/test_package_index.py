@@ -16,7 +16,14 @@ from packaging import tags
 
 from matrix import releases
 from runner import package_index
-from runner.package_index import IndexSettings, available_torch, cpu_index_answers, masked, read_settings
+from runner.package_index import (
+    IndexSettings,
+    available_deepspeed,
+    available_torch,
+    cpu_index_answers,
+    masked,
+    read_settings,
+)
 
 TABLE = releases.bundled()
 PLATFORM = next(iter(tags.platform_tags()))
@@ -95,6 +102,32 @@ def test_a_directory_of_wheels_beside_the_index(index: tuple[str, type[Index]], 
     (tmp_path / "other-1.0-py3-none-any.whl").touch()
     answer = available_torch(IndexSettings(index_url=url, find_links=(str(tmp_path),)), TABLE)
     assert {one.version: one.pythons for one in answer.releases} == {"2.13.0": ("3.12",), "2.13.0+cpu": ("3.11",)}
+
+
+def test_the_releases_of_deepspeed(index: tuple[str, type[Index]], tmp_path: Path) -> None:
+    url, handler = index
+    handler.pages["/simple/deepspeed/"] = page(
+        link("deepspeed-0.17.6.tar.gz"),
+        link("deepspeed-0.9.5.tar.gz"),
+        link("deepspeed-0.17.5.tar.gz", 'data-yanked="broken"'),
+        link("deepspeed-0.18.0-cp311-cp311-win_amd64.whl"),
+        link(f"deepspeed-0.18.1-cp311-cp311-{PLATFORM}.whl"),
+        link("deepspeed-junk.tar.gz"),
+        link("deepspeed_tools-1.0.tar.gz"),
+    )
+    (tmp_path / "deepspeed-0.18.2-py3-none-any.whl").touch()
+    answer = available_deepspeed(IndexSettings(index_url=url, find_links=(str(tmp_path),)), ["0.1"])
+    assert answer.releases == ("0.9.5", "0.17.6", "0.18.1", "0.18.2")
+    assert answer.note is None
+
+
+def test_without_an_answer_the_releases_of_deepspeed_are_those_that_are_known(index: tuple[str, type[Index]]) -> None:
+    url, handler = index
+    handler.pages["/simple/deepspeed/"] = (503, "")
+    answer = available_deepspeed(IndexSettings(index_url=url), ["0.17.6"])
+    assert answer.releases == ("0.17.6",)
+    assert answer.note is not None
+    assert "(status 503): the releases of DeepSpeed are those that sp-compat knows of" in answer.note
 
 
 def test_an_extra_index_without_torch_is_an_answer(index: tuple[str, type[Index]], tmp_path: Path) -> None:

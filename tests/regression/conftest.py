@@ -18,11 +18,12 @@ from typing import Any, Dict, Iterator, List, Tuple
 # Read when torch is imported, so they have to be here before it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes, and a thread that talks to them
 
 import pytest
 import torch
-from spsuite.catalogue import ALL_LANES, LANES, catalogue, user_case
-from spsuite.observation import Observation, Observer, Record
+from spsuite.catalogue import ALL_LANES, CONTROL, LANES, catalogue, user_case
+from spsuite.observation import SUITES, Observation, Observer, Record
 from spsuite.process import count_gpus, describe_process
 from spsuite.selection import Cell, Selection
 from spsuite.topology import TopologyError, default_topologies, parse_topology
@@ -71,6 +72,7 @@ def _cells(config: pytest.Config) -> List[Cell]:
             raise pytest.UsageError(f"--sp-parameter {text!r} has no '='; write KEY=VALUE, such as dtype=bfloat16")
     try:
         topologies = [parse_topology(name, world_size) for name in names]
+        control = parse_topology(CONTROL, world_size) if set(names) >= set(default_topologies(world_size)) else None
     except TopologyError as error:
         raise pytest.UsageError(str(error)) from None
     selection = Selection(
@@ -81,7 +83,7 @@ def _cells(config: pytest.Config) -> List[Cell]:
         thorough=config.getoption("--sp-thorough"),
     )
     cases = catalogue() + [user_case(loss) for loss in losses]
-    return selection.cells(cases, [lane for lane in ALL_LANES if lane in lanes], topologies)
+    return selection.cells(cases, [lane for lane in ALL_LANES if lane in lanes], topologies, control)
 
 
 def _default_lanes(world_size: int) -> Tuple[str, ...]:
@@ -96,17 +98,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Lane by lane. A suite of which nothing was selected has no tests, rather than a skipped one.
+    """Lane by lane, and world by world. A suite of which nothing was selected has no tests, rather than a skipped one.
 
     Functional collectives come last: their first use imports much of torch in every rank of a new world.
     """
     tests = [(item.callspec.params["cell"], item) for item in items if isinstance(item, pytest.Function)]
     tests = [(cell, item) for cell, item in tests if isinstance(cell, Cell)]
-    items[:] = [item for _, item in sorted(tests, key=lambda test: _order(test[0]))]
+    worlds: Dict[str, int] = {}
+    order = [_order(cell, worlds) for cell, _ in tests]
+    items[:] = [item for _, (_, item) in sorted(zip(order, tests), key=lambda pair: pair[0])]
 
 
-def _order(cell: Cell) -> Tuple[int, bool]:
-    return ALL_LANES.index(cell.lane), cell.case.startswith("functional_")
+def _order(cell: Cell, worlds: Dict[str, int]) -> Tuple[int, bool, int]:
+    """`worlds` numbers the kinds of worlds as they are first met."""
+    world = worlds.setdefault(SUITES[cell.suite].world_of(cell), len(worlds))
+    return ALL_LANES.index(cell.lane), cell.case.startswith("functional_"), world
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,8 @@ DESIGNED_KEYS = [
     "known-issues",
     "fail-on",
 ]
+DEFAULTS = resources.files("matrix").joinpath("data/defaults.yaml").read_text(encoding="utf-8")
+WITHOUT_DEEPSPEED = replace(SUITE, cases=tuple(case for case in SUITE.cases if case.suite in ("collectives", "loss")))
 SCHEMA = json.loads(resources.files("matrix").joinpath("data/config.schema.json").read_text(encoding="utf-8"))
 
 
@@ -58,7 +60,7 @@ def refused_option(text: str = "", **options: Any) -> str:
 
 
 def test_the_keys_are_those_of_the_design_here_and_in_the_schema_and_in_the_defaults() -> None:
-    defaults = yaml.safe_load(resources.files("matrix").joinpath("data/defaults.yaml").read_text(encoding="utf-8"))
+    defaults = yaml.safe_load(DEFAULTS)
     assert list(config_file.KEYS) == DESIGNED_KEYS
     assert list(SCHEMA["properties"]) == DESIGNED_KEYS
     assert list(defaults) == DESIGNED_KEYS
@@ -74,7 +76,9 @@ def test_the_words_of_the_schema_are_those_of_the_program() -> None:
     assert properties["lanes"]["oneOf"][0]["enum"] == ["auto", *SUITE.lanes]
     assert properties["lanes"]["oneOf"][1]["items"]["enum"] == list(SUITE.lanes)
     assert SCHEMA["$defs"]["exclusion"]["oneOf"][1]["properties"]["lane"]["enum"] == list(SUITE.lanes)
-    assert set(SCHEMA["$defs"]["suite"]["enum"]) == {case.suite for case in SUITE.cases} | {config.USER_SUITE}
+    words = SCHEMA["$defs"]["suite"]["enum"]
+    assert words == [*yaml.safe_load(DEFAULTS)["suites"], config.USER_SUITE]
+    assert {case.suite for case in SUITE.cases} <= set(words)
     sizes = properties["world-size"]
     assert (sizes["minimum"], sizes["maximum"]) == (config_file.WORLD_SIZES[0], config_file.WORLD_SIZES[-1])
 
@@ -84,9 +88,33 @@ def test_without_a_configuration_the_defaults_hold(text: str) -> None:
     found = read(text)
     assert found == config.default(SUITE)
     assert found.torch == ("2.1", "2.2", "2.3", "latest")
-    assert found.deepspeed == ("none",)
+    assert found.deepspeed == ("auto",)
     assert found.topologies == ("sp2-contiguous", "sp2-strided", "sp4")
+    assert found.suites == tuple(dict.fromkeys(case.suite for case in SUITE.cases))
+
+
+def test_the_defaults_are_of_the_suites_that_there_are() -> None:
+    found = read("", WITHOUT_DEEPSPEED)
     assert found.suites == ("collectives", "loss")
+    assert found.deepspeed == ("none",)
+
+
+@pytest.mark.parametrize(
+    ("options", "deepspeed"),
+    [
+        ({"suites": ("loss",)}, "none"),
+        ({"suites": ("loss", "attention")}, "auto"),
+        ({"cases": ("loss/*",)}, "none"),
+        ({"suites": ("loss", "attention"), "lanes": ("nccl-path",)}, "none"),  # in which nothing of attention runs
+        ({"suites": ("loss", "attention"), "lanes": ("gloo",)}, "auto"),
+        ({"suites": ("loss",), "deepspeed": ("auto",)}, "auto"),
+        ({"suites": ("attention",), "deepspeed": ("none",)}, "none"),
+    ],
+)
+def test_deepspeed_is_installed_where_a_case_is_about_it_or_it_was_asked_for(
+    options: dict[str, Any], deepspeed: str
+) -> None:
+    assert with_options(**options).deepspeed == (deepspeed,)
 
 
 def test_a_whole_configuration() -> None:
@@ -107,7 +135,7 @@ def test_a_whole_configuration() -> None:
         fail-on: never
         """
     )
-    assert found.deepspeed[2:4] == (".", "./ds")
+    assert found.deepspeed[2:4] == ("path:.", "path:ds")
     assert found.topologies == ("sp4", "0,3/1,2", "0,1")
     assert found.suites == ("loss", "user")
     assert found.runners == {"cpu": ("ubuntu-latest",), "nccl": ("self-hosted", "gpu")}
@@ -123,10 +151,12 @@ def test_a_whole_configuration() -> None:
 def test_the_design_s_example_is_read_once_the_suites_exist() -> None:
     case = SUITE.cases[0]
     suites = ("attention", "engine", "tests")
-    later = replace(SUITE, cases=(*SUITE.cases, *(replace(case, suite=name) for name in suites)))
+    later = replace(SUITE, cases=(*WITHOUT_DEEPSPEED.cases, *(replace(case, suite=name) for name in suites)))
     text = 'suites: [collectives, loss, attention, engine]\ntests: ["tests/sp"]\ndeepspeed: [auto]\n'
     assert read(text, later).suites == ("collectives", "loss", "attention", "engine")
-    assert "sp-compat.yml:1: suites: this version of sp-compat has no suite 'attention'" in refusal(text)
+    assert "sp-compat.yml:1: suites: this version of sp-compat has no suite 'attention'" in refusal(
+        text, WITHOUT_DEEPSPEED
+    )
 
 
 REFUSED = [
@@ -168,7 +198,7 @@ REFUSED = [
     ("topologies: [[[0, 3], []]]", ":1: topologies", "a list of groups of ranks"),
     ("world-size: 2\ntopologies: [sp4]", ":2: topologies", "has 2 ranks"),
     ("suites: [colectives]", ":1: suites", "did you mean collectives?"),
-    ("suites: [engine]", ":1: suites: this version of sp-compat has no suite 'engine'", "collectives, loss, user"),
+    ("suites: [engin]", ":1: suites: this version of sp-compat has no suite 'engin'", "collectives, loss, "),
     ("suites: [user]", ":1: suites", "own losses, and none is named"),
     ("suites: []", ":1: suites", "the list is empty"),
     ("losses: [my_pkg.training]", ":1: losses: found 'my_pkg.training'", "package.module:function"),
@@ -264,7 +294,7 @@ def test_no_option_changes_nothing() -> None:
 
 
 def test_a_loss_alone_adds_its_suite_and_the_suite_alone_runs_only_it() -> None:
-    assert with_options(losses=("a.b:c",)).suites == ("collectives", "loss", "user")
+    assert with_options(losses=("a.b:c",)).suites == (*with_options().suites, "user")
     assert with_options(losses=("a.b:c",), suites=("user",)).suites == ("user",)
     assert with_options("losses: ['a.b:c']", suites=("loss",)).suites == ("loss",)
 
@@ -284,7 +314,7 @@ def test_topologies_follow_the_world_size_unless_named() -> None:
         ({"cases": ("loss/all_gather_man",)}, "--case", "did you mean loss/all_gather_mean?"),
         ({"cases": ("all_gather",), "suites": ("loss",)}, "--case: 'all_gather' is no case of loss", ""),
         ({"cases": ("functional_*",), "lanes": ("nccl-path",)}, "--case", "runs in the lanes gloo, nccl"),
-        ({"suites": ("attention",)}, "--suite: this version of sp-compat has no suite 'attention'", ""),
+        ({"suites": ("atention",)}, "--suite: this version of sp-compat has no suite 'atention'", "mean attention?"),
         ({"lanes": ("ncl",)}, "--lane", "did you mean nccl?"),
         ({"topologies": ("sp3-contiguous",)}, "--topology", "sp3-offset can"),
         ({"parameters": ("tokns=equal",)}, "--parameter", "did you mean tokens?"),
@@ -325,7 +355,10 @@ def test_options_beside_environment_current() -> None:
     assert with_options("torch: ['2.2']", environment="current").environment == "current"
 
 
-@pytest.mark.parametrize("exclude", ["exclude: '*'", "exclude: [collectives/*, loss/*]", "exclude: [{case: '*'}]"])
+@pytest.mark.parametrize(
+    "exclude",
+    ["exclude: '*'", "suites: [collectives, loss]\nexclude: [collectives/*, loss/*]", "exclude: [{case: '*'}]"],
+)
 def test_nothing_left(exclude: str) -> None:
     with pytest.raises(NothingLeft) as error:
         read(exclude)

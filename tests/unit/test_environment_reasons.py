@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from matrix.plan import TorchBuild
-from runner.environments import Download, classify, is_asked_for
+from runner.environments import Download, classify, is_asked_for, masked_text
 
 # As uv 0.13 writes it.
 NO_WHEEL = """\
@@ -124,3 +124,11 @@ def test_a_download_is_followed_in_uvs_log(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("aded torch\n")
     assert download.read() == (1.5 * 2**30 + 16 * 2**20,) * 2
+
+
+def test_credentials_are_masked_wherever_they_turn_up() -> None:
+    text = "from https://user:s3cret@host/simple and https://token@host, with s3cret; see https://host/a@b"
+
+    assert masked_text(text, {"s3cret"}) == (
+        "from https://****@host/simple and https://****@host, with ****; see https://host/a@b"
+    )

@@ -1,4 +1,6 @@
+import hashlib
 import re
+from dataclasses import replace
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
@@ -6,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from matrix import config, planning, releases
+from matrix import config, deepspeed_releases, planning, releases
 from matrix.config import NothingLeft, Options
 from matrix.config_file import ConfigError
+from matrix.deepspeed_requests import Unresolvable
 from matrix.plan import LegPlan
 from matrix.planning import CurrentEnvironment, Machine, exclusions_of, make_plan
 from matrix.releases import AvailableRelease
@@ -23,7 +26,22 @@ def locate(written: str) -> PurePath | None:
     return PurePosixPath("/project") / written
 
 
-MACHINE = Machine(locate=locate)
+def locate_checkout(written: str) -> PurePath:
+    if "nowhere" in written:
+        raise Unresolvable(f"deepspeed: there is no directory {written}")
+    return PurePosixPath("/project") / written
+
+
+def commit_of(url: str, reference: str | None) -> str:
+    return hashlib.sha1(f"{url} {reference}".encode()).hexdigest()
+
+
+MACHINE = Machine(
+    locate=locate,
+    deepspeed=deepspeed_releases.bundled().releases,
+    locate_checkout=locate_checkout,
+    commit_of=commit_of,
+)
 
 
 def legs(
@@ -34,6 +52,8 @@ def legs(
     current: CurrentEnvironment | None = None,
     **options: Any,
 ) -> tuple[LegPlan, ...]:
+    if "deepspeed" not in text and options.get("environment") != "current":
+        options.setdefault("deepspeed", ("none",))
     wanted = config.with_options(config.parse(text, "sp-compat.yml", SUITE), Options(**options), SUITE)
     return make_plan(wanted, SUITE, INDEX, pythons, machine, current).legs
 
@@ -62,11 +82,71 @@ def test_the_default_run() -> None:
 
 
 def test_deepspeed() -> None:
-    without, version, automatic = legs(torch=("2.2.2",), deepspeed=("none", "0.18.5", "auto"))
+    without, version = legs(torch=("2.2.2",), deepspeed=("none", "0.18.5"))
     assert without.id == "torch2.2.2-dsnone-py3.11-cpu"
     assert (version.id, version.deepspeed) == ("torch2.2.2-ds0.18.5-py3.11-cpu", "deepspeed==0.18.5")
-    assert automatic.problem is not None
-    assert "cannot resolve deepspeed 'auto'" in automatic.problem
+
+
+def test_each_torch_has_its_own_automatic_deepspeed() -> None:
+    table = deepspeed_releases.bundled()
+    for torch in table.torches:
+        best = table.newest_working(torch)
+        assert best is not None
+        [leg] = legs(torch=(torch,), deepspeed=("auto",))
+        assert leg.deepspeed == f"deepspeed=={best.deepspeed}"
+        assert leg.id == f"torch{torch}-ds{best.deepspeed}-py3.11-cpu"
+        assert leg.requested.deepspeed == "auto"
+
+
+def test_the_release_that_auto_stands_for_is_not_measured_twice() -> None:
+    [automatic] = legs(torch=("2.2.2",), deepspeed=("auto",))
+    assert automatic.deepspeed is not None
+    release = automatic.deepspeed.removeprefix("deepspeed==")
+    [leg] = legs(torch=("2.2.2",), deepspeed=("auto", release, f"=={release}"))
+    assert leg.requested.deepspeed == "auto"
+
+
+def test_a_range_of_deepspeed_is_a_leg_for_each_minor() -> None:
+    found = legs(torch=("2.2.2", "2.3.1"), deepspeed=(">=0.16,<0.18",))
+    assert [(leg.torch and leg.torch.version, leg.deepspeed) for leg in found] == [
+        ("2.2.2", "deepspeed==0.16.9"),
+        ("2.2.2", "deepspeed==0.17.6"),
+        ("2.3.1", "deepspeed==0.16.9"),
+        ("2.3.1", "deepspeed==0.17.6"),
+    ]
+
+
+def test_a_checkout_and_a_repository_of_deepspeed() -> None:
+    checkout, branch = legs(torch=("2.2.2",), deepspeed=("path:../DeepSpeed", "git+https://x.org/ds@main"))
+    assert checkout.deepspeed == "deepspeed @ file:///project/../DeepSpeed"
+    assert re.fullmatch(r"torch2\.2\.2-dscheckout-[0-9a-f]{8}-py3\.11-cpu", checkout.id)
+    assert branch.deepspeed == f"deepspeed @ git+https://x.org/ds@{commit_of('https://x.org/ds', 'main')}"
+    assert re.fullmatch(r"torch2\.2\.2-dsgit-[0-9a-f]{8}-py3\.11-cpu", branch.id)
+
+
+def test_a_deepspeed_that_does_not_exist_is_a_leg_with_a_problem() -> None:
+    release, checkout, there = legs(torch=("2.2.2",), deepspeed=("0.17.9", "nowhere/", "0.17.6"))
+    assert release.problem == (
+        "there is no deepspeed 0.17.9; of 0.17 there is 0.17.0, 0.17.1, 0.17.2, 0.17.3, 0.17.4, 0.17.5, 0.17.6"
+    )
+    assert release.id == "torch2.2.2-ds0.17.9-py3.11-cpu"
+    assert release.deepspeed is None
+    assert checkout.problem == "deepspeed: there is no directory nowhere/"
+    assert there.problem is None
+
+
+def test_without_a_torch_there_is_no_deepspeed_to_resolve() -> None:
+    [leg] = legs(torch=("2.99",), deepspeed=("auto",))
+    assert leg.problem == "there is no torch 2.99; the package index has 2.0.0 to 2.15.0"
+    assert leg.id == "torch2.99-dsauto-cpu"
+
+
+def test_what_has_to_be_installed_beside_deepspeed() -> None:
+    without, with_it = legs(torch=("2.1.2",), deepspeed=("none", "0.16.9"))
+    assert without.constraints == ("numpy<2",)
+    assert set(with_it.constraints) >= {"numpy<2", "setuptools<70", "transformers<5"}
+    [new] = legs(torch=("2.13.0",), deepspeed=("0.17.6",))
+    assert not [line for line in new.constraints if line.startswith(("setuptools", "transformers"))]
 
 
 def test_what_does_not_exist_is_one_leg_with_a_problem_and_the_rest_goes_on() -> None:
@@ -177,14 +257,17 @@ TORCH = st.one_of(
     st.from_regex(r"\A[a-zA-Z é./\\]{0,300}/torch-2\.4\.0-cp311-cp311-linux_x86_64\.whl\Z").filter(str.isprintable),
 )
 DEEPSPEED = st.sampled_from(
-    ["none", "auto", "0.18.5", "../DeepSpeed", "../deepspeed", "git+https://x.org/a@b", "0.18.5+x"]
+    [
+        *("none", "auto", "0.18.5", "0.17", "0.99", "../DeepSpeed", "path:../DeepSpeed", "../deepspeed", "nowhere/"),
+        *("git+https://x.org/a@b", "git+https://x.org/a@c", "git+https://x.org/a"),
+    ]
 )
 
 
 @settings(deadline=None)
 @given(st.lists(TORCH, min_size=1, max_size=6), st.lists(DEEPSPEED, min_size=1, max_size=4), st.booleans())
 def test_ids_are_distinct_and_safe_as_names_of_directories(torch: list[str], deepspeed: list[str], gpus: bool) -> None:
-    planned = legs(torch=tuple(torch), deepspeed=tuple(deepspeed), machine=Machine(gpus=8 * gpus, locate=locate))
+    planned = legs(torch=tuple(torch), deepspeed=tuple(deepspeed), machine=replace(MACHINE, gpus=8 * gpus))
     ids = [leg.id for leg in planned]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"torch[a-z0-9.-]*-(cpu|nccl)(-[0-9]+)?", one) and len(one) <= 120 for one in ids)

@@ -2,15 +2,15 @@
 
 DeepSpeed takes seconds to import, so the parent imports it once, before it forks the ranks. That is sound because the
 import starts no thread where OMP_NUM_THREADS and TORCHINDUCTOR_COMPILE_THREADS are 1 (numpy's and inductor's pools
-would be threads). A suite that uses DeepSpeed has a kind of world of its own, `WORLD`: the shared one may have been
-forked before the import.
+would be threads). A suite that uses DeepSpeed has a kind of world of its own: the shared one may have been forked
+before the import.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any, Dict, Iterator, Optional, Sequence, Union
 
@@ -37,10 +37,10 @@ _imported: Dict[str, Union[Any, Exception]] = {}
 _joined = False
 
 
-def version() -> Optional[str]:
+def version(distribution: str = "deepspeed") -> Optional[str]:
     """The release that is installed, or None."""
     try:
-        return metadata.version("deepspeed")
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
@@ -68,7 +68,7 @@ def find(name: str) -> Any:
     found = _import(module_name)
     for part in filter(None, attribute.split(".")):
         if not hasattr(found, part):
-            raise Absent(f"{module_name}.{attribute} does not exist in DeepSpeed {version()}")
+            raise Absent(f"{module_name}.{attribute} does not exist in {_release_of(module_name)}")
         found = getattr(found, part)
     return found
 
@@ -79,18 +79,25 @@ def load() -> None:
         return
     with _environment():
         for name in MODULES:
-            try:
+            with suppress(Exception):  # remembered: whoever needs it is told
                 _import(name)
-            except Exception:
-                pass  # remembered: whoever needs it is told
+        with suppress(Exception):
+            _refuse_shared_memory()
+
+
+def _refuse_shared_memory() -> None:
+    """Declare DeepSpeed's shared-memory operation not compatible, before a rank would compile it.
+
+    It fails without a compiler, with one it leaves 280 MB in /dev/shm for each world, and only `inference_all_reduce`
+    uses it. Newer releases find out what is compatible when they are first asked, which takes a second.
+    """
+    compatible: Optional[Dict[str, bool]] = getattr(_import("deepspeed.ops"), "__compatible_ops__", None)
+    if compatible is not None:
+        compatible["deepspeed_shm_comm"] = False
 
 
 def join(me: Rank) -> None:
-    """Have DeepSpeed communicate in the world that this rank is in; once in a rank's life.
-
-    Its shared-memory operation is declared not compatible first: it would be compiled now, fail without a compiler, and
-    with one leave 280 MB in /dev/shm for each world. Only `inference_all_reduce` uses it.
-    """
+    """Have DeepSpeed communicate in the world that this rank is in; once in a rank's life."""
     global _joined
     if _joined:
         return
@@ -109,11 +116,13 @@ def join(me: Rank) -> None:
     )
     if me.device.type == "cuda":
         _use_gpu()
-    compatible: Optional[Dict[str, bool]] = getattr(find("deepspeed.ops"), "__compatible_ops__", None)
-    if compatible is not None:
-        compatible["deepspeed_shm_comm"] = False
     find("deepspeed.comm").init_distributed(dist_backend=me.backend, auto_mpi_discovery=False, verbose=False)
     _joined = True
+
+
+def _release_of(module: str) -> str:
+    package = module.partition(".")[0]
+    return f"{package} {version(package)}"
 
 
 def _use_gpu() -> None:
@@ -137,10 +146,11 @@ def _import(name: str) -> Any:
 def _absent_or(error: Exception, name: str) -> Exception:
     """The error itself, or Absent when it only says that this very module, or a package around it, is not there."""
     if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
-        if version() is None:
+        if error.name == "deepspeed":
             return Absent("DeepSpeed is not installed")
-        if error.name != "deepspeed":
-            return Absent(f"{name} does not exist in DeepSpeed {version()}")
+        if not name.startswith("deepspeed."):
+            return Absent(f"{error.name} is not installed")
+        return Absent(f"{name} does not exist in DeepSpeed {version()}")
     return error
 
 

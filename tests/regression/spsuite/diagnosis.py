@@ -60,7 +60,11 @@ class RankJudgement:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The outcome of numbers. `factors` and `convention` are those of a loss (suites `loss` and `user`)."""
+    """The outcome of numbers. `factors` and `convention` are those of a loss (suites `loss` and `user`).
+
+    `message`: the sentence that describes a failure,
+    where the suite knows more to say than the numbers do by themselves.
+    """
 
     outcome: str
     ranks: Tuple[RankJudgement, ...]
@@ -68,6 +72,7 @@ class Judgement:
     factors: Optional[Dict[str, float]] = None
     convention: Optional[str] = None
     relative_error: Optional[float] = None
+    message: Optional[str] = None
 
 
 def judge_gradient(ranks: Sequence[Measured]) -> Judgement:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
-from spsuite import collectives, losses
+from spsuite import attention, collectives, engine, losses
 from spsuite.diagnosis import Account, Judgement, account_for
 from spsuite.lanes import in_lane
 from spsuite.rank import Rank, Report, Task
@@ -44,6 +44,8 @@ class Suite(Protocol):
 SUITES: Mapping[str, Suite] = {
     "collectives": collectives.Suite(),
     "loss": losses.Suite(),
+    "attention": attention.Suite(),
+    "engine": engine.Suite(),
     "user": losses.UserSuite(),
 }
 
@@ -180,6 +182,8 @@ def _describe(outcome: str, judgement: Optional[Judgement]) -> Optional[str]:
     """What is wrong with the numbers, in a sentence."""
     if judgement is None or outcome == "pass":
         return None
+    if judgement.message is not None and outcome == judgement.outcome:
+        return judgement.message
     guilty = [rank for rank in judgement.ranks if rank.outcome != "pass"]
     ranks = ", ".join(str(rank.rank) for rank in guilty)
     on = f"on rank{'s' if len(guilty) > 1 else ''} {ranks}"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from spsuite.catalogue import Case, Value
 from spsuite.topology import Topology
+
+# What a loss is about, and what an attention is about: too much to be measured on one topology only.
+EVERYWHERE = ("tokens", "heads", "kv_heads", "layout", "batch")
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,20 @@ class Selection:
     exclude: Sequence[str] = ()
     thorough: bool = False
 
-    def cells(self, catalogue: Sequence[Case], lanes: Sequence[str], topologies: Sequence[Topology]) -> List[Cell]:
+    def cells(
+        self,
+        catalogue: Sequence[Case],
+        lanes: Sequence[str],
+        topologies: Sequence[Topology],
+        control: Optional[Topology] = None,
+    ) -> List[Cell]:
         """Lane by lane, in the order of the catalogue, so that a case's cells stand together."""
         return [
             cell
             for lane in lanes
             for case in catalogue
             if lane in case.lanes and self._wants(case, lane)
-            for cell in self._cells_of(case, lane, topologies)
+            for cell in self._cells_of(case, lane, topologies, control if case.control else None)
         ]
 
     def _wants(self, case: Case, lane: str) -> bool:
@@ -58,14 +67,25 @@ class Selection:
             and not any(excludes(pattern, case, lane) for pattern in self.exclude)
         )
 
-    def _cells_of(self, case: Case, lane: str, topologies: Sequence[Topology]) -> Iterator[Cell]:
+    def _cells_of(
+        self, case: Case, lane: str, topologies: Sequence[Topology], control: Optional[Topology]
+    ) -> Iterator[Cell]:
         everything = self.thorough or bool(self.parameters) or case.suite == "user"
-        for number, topology in enumerate(topologies):
-            axes = case.axes_for(lane, topology.sp_size)
-            combinations = full_product(axes) if everything else covering(axes, number, len(topologies))
-            for parameters in combinations:
+        measured_on = [*topologies, control] if control else topologies
+        grids = [self._grid(case, lane, topology, everything) for topology in measured_on]
+        if not everything:
+            grids = covering(grids, len(topologies))
+        for topology, grid in zip(measured_on, grids):
+            for parameters in grid:
                 if all(str(parameters.get(key)).lower() == value.lower() for key, value in self.parameters):
                     yield Cell(case.suite, case.name, lane, topology, parameters)
+
+    def _grid(self, case: Case, lane: str, topology: Topology, everything: bool) -> List[Dict[str, Value]]:
+        """All combinations of the values that the case has on this topology, the plain one first."""
+        axes = case.axes_for(lane, topology.sp_size)
+        if not everything and case.varied is not None:
+            axes = {axis: values if axis in case.varied else values[:1] for axis, values in axes.items()}
+        return [parameters for parameters in full_product(axes) if case.fits(topology, parameters)]
 
 
 def matches(pattern: str, case: Case) -> bool:
@@ -84,20 +104,37 @@ def full_product(axes: Mapping[str, Sequence[Value]]) -> List[Dict[str, Value]]:
     return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
 
-def covering(axes: Mapping[str, Sequence[Value]], number: int, of: int) -> List[Dict[str, Value]]:
-    """The cells of the default selection for topology `number` of `of`.
+def covering(grids: Sequence[List[Dict[str, Value]]], topologies: int) -> List[List[Dict[str, Value]]]:
+    """Of the combinations on each topology, those of the default selection.
 
-    Every token variant is measured on every topology, since that is what a loss is about. Of the other axes the plain
-    value is measured on every topology and each other value on one at least; they are dealt out in turn, so that
-    neighbouring values meet different topologies.
+    The axes `EVERYWHERE` are measured in full on every topology, the others at their plain value. Each other value of
+    those is measured on one topology that has it; they are dealt out in turn among the first `topologies`, so that
+    neighbouring values meet different topologies. What comes after those is a control, and gets plain values only.
     """
-    plain = {axis: values[0] for axis, values in axes.items()}
-    chosen = [{**plain, "tokens": tokens} for tokens in axes["tokens"]] if "tokens" in axes else [plain]
-    others = [(axis, value) for axis, values in axes.items() if axis != "tokens" for value in values[1:]]
-    for turn, (axis, value) in enumerate(others):
-        if turn % of == number:
-            cell = {**plain, axis: value}
-            if "tokens" in axes:
-                cell["tokens"] = axes["tokens"][1 % len(axes["tokens"])]
-            chosen.append(cell)
-    return chosen
+    chosen = [_plain(grid) for grid in grids]
+    dealt = dict.fromkeys(pair for grid in grids[:topologies] for pair in _others(grid))
+    for turn, (axis, value) in enumerate(dealt):
+        having = [number for number, grid in enumerate(grids[:topologies]) if (axis, value) in _others(grid)]
+        number = having[turn % len(having)]
+        chosen[number].append(_nearest(grids[number], axis, value))
+    return [[cell for place, cell in enumerate(cells) if cell not in cells[:place]] for cells in chosen]
+
+
+def _plain(grid: List[Dict[str, Value]]) -> List[Dict[str, Value]]:
+    return [cell for cell in grid if all(cell[axis] == grid[0][axis] for axis in cell if axis not in EVERYWHERE)]
+
+
+def _others(grid: List[Dict[str, Value]]) -> List[Tuple[str, Value]]:
+    """Values other than the plain one of the axes that are dealt out, in the order of the axes."""
+    axes = [axis for axis in (grid[0] if grid else ()) if axis not in EVERYWHERE]
+    return list(dict.fromkeys((axis, cell[axis]) for axis in axes for cell in grid if cell[axis] != grid[0][axis]))
+
+
+def _nearest(grid: List[Dict[str, Value]], axis: str, value: Value) -> Dict[str, Value]:
+    """The combination with this value that is otherwise plain, but for tokens: unequal ones hide less."""
+    tokens = list(dict.fromkeys(cell["tokens"] for cell in grid)) if "tokens" in grid[0] else []
+    wanted = {**grid[0], axis: value}
+    if len(tokens) > 1:
+        wanted["tokens"] = "unequal" if "unequal" in tokens else tokens[1]
+    having = [cell for cell in grid if cell[axis] == value]
+    return min(having, key=lambda cell: sum(cell[key] != wanted[key] for key in wanted))

@@ -30,6 +30,11 @@ class Topology:
         return next((group for group in self.groups if rank in group), None)
 
     @property
+    def is_mesh(self) -> bool:
+        """Whether the groups are the rows of all ranks laid out in order, as those of a device mesh are."""
+        return [rank for group in self.groups for rank in group] == list(range(self.world_size))
+
+    @property
     def members(self) -> Tuple[int, ...]:
         return tuple(sorted(rank for group in self.groups for rank in group))
 

@@ -1,0 +1,71 @@
+"""What an interpreter has, in its own words. Run as a script by the interpreter that is going to measure.
+
+    python -I probe.py module:name ...      # what of DeepSpeed to look for
+
+The last line of its output is a JSON object. It imports what the suite does, for importing writes the byte code that
+later runs, which write none, start from. Standard library and Python 3.8 only, like the suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+
+def main(names: list[str]) -> None:
+    found: dict[str, Any] = {"python": platform.python_version()}
+    found["missing"] = [name for name in ("torch", "pytest") if importlib.util.find_spec(name) is None]
+    if "torch" not in found["missing"]:
+        import torch
+        import torch.distributed.nn.functional
+
+        found["torch"] = str(torch.__version__)
+    if "pytest" not in found["missing"]:
+        import pytest  # noqa: F401
+    found["deepspeed"] = _installed("deepspeed")
+    found["transformers"] = _installed("transformers")
+    if found["deepspeed"] is not None:
+        found.update(_deepspeed(names))
+    print("\n" + json.dumps(found))
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _deepspeed(names: list[str]) -> dict[str, Any]:
+    """Its version by its own word, which of `names` it offers, and what is there but cannot be imported."""
+    try:
+        import deepspeed
+    except (Exception, SystemExit) as error:
+        return {"deepspeed_error": _described(error)}
+    offers: list[str] = []
+    broken: dict[str, str] = {}
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            if hasattr(importlib.import_module(module), attribute):
+                offers.append(name)
+        except ModuleNotFoundError as error:
+            if not (error.name and (module + ".").startswith(error.name + ".")):  # it lacks something else
+                broken[module] = _described(error)
+        except Exception as error:
+            broken[module] = _described(error)
+    return {"deepspeed": str(deepspeed.__version__), "offers": offers, "broken": broken}
+
+
+def _described(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return "{}: {}".format(type(error).__name__, lines[0] if lines else "without a message")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
