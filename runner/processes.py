@@ -98,8 +98,9 @@ class Processes:
         ours, theirs = socket.socketpair()
         with ours, log.open("ab") as output:
             with theirs:
+                tied = [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch or "")]
                 tether = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch or ""), *map(str, command)],
+                    [*tied, *map(str, command)],
                     env=dict(environment),
                     cwd=directory,
                     stdin=subprocess.DEVNULL,

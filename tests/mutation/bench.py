@@ -42,6 +42,8 @@ class Where:
         case = self._case()
         names = default_topologies(self.world_size)
         topologies = [parse_topology(name, self.world_size) for name in names]
+        unknown = set(self.only) - {"topology"}.union(*(one.axes for one in catalogue()))
+        assert not unknown, f"no case has an axis {', '.join(sorted(unknown))}"
         cells = Selection().cells([case], [self.lane], topologies, parse_topology(CONTROL, self.world_size))
         chosen = [cell for cell in cells if self._has(cell)]
         assert chosen, f"a default run measures no {self.case} in {self.lane} with {dict(self.only)}"
@@ -55,7 +57,11 @@ class Where:
 
     def _has(self, cell: Cell) -> bool:
         values = {**cell.parameters, "topology": cell.topology.name}
-        return all(values[key] in (value if isinstance(value, tuple) else (value,)) for key, value in self.only.items())
+        return all(
+            values[key] in (wanted if isinstance(wanted, tuple) else (wanted,))
+            for key, wanted in self.only.items()
+            if key in values  # a case need not have every axis
+        )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _NOT_FINITE = ("wrong", "nan")  # memory that nobody wrote may hold either
 
 
 def _loss(name: str, wrong: str, outcome: str | tuple[str, ...], world_size: int = 4, **more: Any) -> Fault:
-    """A faulty loss of `faulty_losses`, on two contiguous groups with some labels ignored unless `more` says otherwise."""
+    """A loss of `faulty_losses`: on two contiguous groups, with some labels ignored, unless `more` has others."""
     expected = {key: more.pop(key) for key in ("factor", "ranks", "says") if key in more}
     lane = more.pop("lane", "nccl-path")
     only: dict[str, Value] = {"topology": _CONTIGUOUS, "tokens": "ignored", "dtype": "float32", **more}
@@ -525,7 +525,11 @@ def _reduction(name: str, wrong: str, outcome: str | tuple[str, ...], seed: Seed
     expected = {key: more.pop(key) for key in ("factor", "ranks", "says", "needs") if key in more}
     case = more.pop("case", _DDP)
     seed = seed or r.reducing(getattr(r, name))
-    where = Where(f"engine/{case}", "gloo", 4, more, _is_slow(outcome) or "needs" in expected)
+    only = {
+        "checkpointing": "none",
+        **more,
+    }  # DistributedDataParallel refuses a layer used twice with the reentrant one
+    where = Where(f"engine/{case}", "gloo", 4, only, _is_slow(outcome) or "needs" in expected)
     return Fault(f"reduction-{name}", wrong, where, _outcomes(outcome), seed, **expected)
 
 
@@ -738,7 +742,8 @@ def _right_of_product(name: str) -> Right:
 
 
 def _right_reduction(name: str, style: str) -> Right:
-    return Right(f"reduction-{name}", style, Where(f"engine/{_DDP}", "gloo"), r.reducing(getattr(r, name)))
+    where = Where(f"engine/{_DDP}", "gloo", only={"checkpointing": ("none", "non-reentrant")})
+    return Right(f"reduction-{name}", style, where, r.reducing(getattr(r, name)))
 
 
 _BY_GATHERING = {"forward": x.by_gathering, "backward": x.gradient_by_gathering}

@@ -22,7 +22,7 @@ from spsuite.losses import LOSSES
 from spsuite.rank import Absent, Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import FLOAT32_RELATIVE
-from spsuite.torch_engines import ddp_step, find_fully_shard, fsdp2_step
+from spsuite.torch_engines import ddp_step, fsdp2_step, why_fsdp2_is_absent
 from spsuite.training import Reference, accumulation, reference, tolerance
 
 WARNING = "torch_version_warning"
@@ -30,6 +30,8 @@ NORM = "grad_norm"
 SHOWN = "safe_get_full_grad"
 # The norm to clip to, as a part of the reference's norm: less than is left of it by any factor that an engine has.
 CLIP = 1 / 32
+# DeepSpeed's, where it scales a loss dynamically, which some releases do in bfloat16 too.
+INITIAL_LOSS_SCALE = 2.0**16
 # The loss of the cases that are not about one.
 _ANY_LOSS = "custom_weighted"
 
@@ -39,18 +41,14 @@ class Suite:
 
     def absent(self, cell: Cell) -> Optional[str]:
         engine, loss = _parts(cell)
+        missing = why_functional_is_absent(loss)
         if engine == "fsdp2":
-            try:
-                find_fully_shard()
-            except Absent as absent:
-                return str(absent)
+            missing = missing or why_fsdp2_is_absent(cell.lane)
         if _is_deepspeed(cell):
-            missing = deepspeed_engine.why_absent(cell)
-            if missing is None and cell.case == WARNING:
-                missing = deepspeed_engine.why_no_warning_exists()
-            if missing is not None:
-                return missing
-        return why_functional_is_absent(loss)
+            missing = missing or deepspeed_engine.why_absent(cell)
+        if cell.case == WARNING:
+            missing = missing or deepspeed_engine.why_no_warning_exists()
+        return missing
 
     def world_of(self, cell: Cell) -> str:
         return deepspeed_engine.world_of(cell) if _is_deepspeed(cell) else "engine"
@@ -193,6 +191,7 @@ def _why_scaled(factor: float, cell: Cell) -> str:
         "data-parallel size": replicas,
         "world size": sp_size * replicas,
         "sp_size squared": sp_size**2,
+        "the initial loss scale": INITIAL_LOSS_SCALE,
     }
     text = f"every gradient is {factor:.6g} times the reference"
     name = name_factor(factor, sizes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -70,6 +70,16 @@ def find_fully_shard() -> Callable[..., Any]:
         except (ImportError, AttributeError):
             continue
     raise Absent("fully_shard (FSDP2) does not exist in this release")
+
+
+def why_fsdp2_is_absent(lane: str) -> Optional[str]:
+    try:
+        find_fully_shard()
+    except Absent as absent:
+        return str(absent)
+    if lane != "nccl" and not hasattr(torch.cpu.Stream, "record_event"):
+        return "fully_shard (FSDP2) of this release needs a GPU: torch.cpu.Stream has no record_event"
+    return None
 
 
 def _everybody(me: Rank, cell: Cell) -> Any:
