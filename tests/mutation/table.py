@@ -699,7 +699,8 @@ FAULTS = [*LOSSES, *COLLECTIVES, *ATTENTION, *REDUCTIONS, *PRODUCT]
 
 
 def _right_loss(name: str, style: str, convention: str, lane: str = "gloo") -> Right:
-    where = Where(f"user/tests.mutation.right_losses:{name}", lane)
+    only = {"topology": (_STRIDED, "sp4")}  # a run of all three costs half as much again
+    where = Where(f"user/tests.mutation.right_losses:{name}", lane, only=only)
     return Right(f"loss-{name}", style, where, convention=convention)
 
 

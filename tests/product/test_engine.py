@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from spsuite.torch_engines import _buckets
 from spsuite.training import Model
 from spsuite.world import World
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.product import running
 
 PLAIN = {"tokens": "unequal", "dtype": "float32", "accumulation": 1, "buckets": "one"}
 MADE_FOR_A_SUM = ("all_reduce_inplace_weighted", "gather_slice_weighted")
@@ -167,3 +171,34 @@ def test_without_deepspeed_its_cases_are_absent(observer: Observer) -> None:
 def test_ranks_outside_every_group_take_no_part(observer: Observer) -> None:
     found = observer.observe(cell("fsdp2_custom_weighted", "sp2-offset"))
     assert [rank["rank"] for rank in found["ranks"]] == [2, 3]
+
+
+NEWEST_MEASURED = "0.19.8"
+SUMS, AVERAGES = "gather_slice_weighted", "custom_weighted"
+
+
+@pytest.mark.slow
+def test_what_deepspeed_does_with_the_gradients_of_a_sequence(cache: Path, tmp_path: Path) -> None:
+    """ZeRO-0, 1 and 2, and ZeRO-3 without reduce-scatter, sum over the sequence; ZeRO-3's default averages."""
+    done = running.run(
+        *("run", "--torch", running.TORCH, "--deepspeed", NEWEST_MEASURED, "--lane", "gloo", "--out", "out"),
+        *("--suite", "engine", "--case", f"zero*_{SUMS}", "--case", f"zero*_{AVERAGES}"),
+        *("--topology", "sp2-contiguous", "--parameter", "groups=mpu", "--parameter", "tokens=unequal"),
+        *("--parameter", "checkpointing=none"),
+        cache=cache,
+        directory=tmp_path,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    observations = json.loads((tmp_path / "out" / "results.json").read_text())["observations"]
+    found: dict[tuple[str, object], set[float]] = {}
+    for one in observations:
+        way = (one["case"], one["parameters"].get("reduce_scatter"))
+        found.setdefault(way, set()).add(round(one["factor"], 1))
+    assert found == {
+        **{(f"zero{stage}_{SUMS}", None): {1.0} for stage in range(3)},
+        **{(f"zero{stage}_{AVERAGES}", None): {2.0} for stage in range(3)},
+        (f"zero3_{SUMS}", True): {0.5},
+        (f"zero3_{AVERAGES}", True): {1.0},
+        (f"zero3_{SUMS}", False): {1.0},
+        (f"zero3_{AVERAGES}", False): {2.0},
+    }

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from spsuite.catalogue import CONTROL, catalogue
+from spsuite.diagnosis import Judgement
+from spsuite.engine import CLIP, Suite
 from spsuite.factors import name_factor
 from spsuite.selection import Cell, Selection
 from spsuite.topology import default_topologies, parse_topology
@@ -30,7 +32,7 @@ def mean_loss(one: Cell, parameters: torch.Tensor) -> float:
             parts = [batch(one, rank, number) for rank in group]
             losses = torch.cat([model(part.inputs.double(), part.targets.double()) for part in parts])
             weights = torch.cat([part.weight.double() for part in parts])
-            values.append(float((weights * losses).sum() / weights.sum()))
+            values.append(float(((weights * losses).sum() / weights.sum()).detach()))
     return sum(values) / len(values)
 
 
@@ -100,3 +102,69 @@ def test_every_loss_meets_zero_3_without_reduce_scatter() -> None:
     without = {one.case for one in selected(4) if one.parameters.get("reduce_scatter") is False}
     losses = {case.name.split("_", 1)[1] for case in ENGINE if case.name.startswith("zero3_")}
     assert without >= {f"zero3_{loss}" for loss in losses - {"grad_norm", "safe_get_full_grad"}}
+
+
+# --- what is judged of a step, from what ranks could report ----------------------------------------------------------
+
+
+def judged(one: Cell, returned: dict[int, dict[str, Any]]) -> Judgement:
+    return Suite().judge(one, returned)
+
+
+def a_step(one: Cell, factor: float = 1.0, **more: Any) -> dict[str, Any]:
+    gradient = (factor * reference(one).gradient).tolist()
+    return {"applied": gradient, "captured": gradient, "after": [1.0], "norm": None, **more}
+
+
+def test_right_gradients_are_not_enough_if_the_parameters_differ_afterwards() -> None:
+    one = cell("sp4")
+    assert judged(one, {rank: a_step(one) for rank in range(4)}).outcome == "pass"
+    apart = judged(one, {rank: a_step(one, after=[float(rank == 2)]) for rank in range(4)})
+    assert apart.outcome == "wrong"
+    assert "rank 2 has other parameters than rank 0" in (apart.message or "")
+
+
+def test_a_factor_is_told_with_its_likely_reason() -> None:
+    one = cell("sp4")
+    doubled = judged(one, {rank: a_step(one, 4.0) for rank in range(4)})
+    assert (doubled.outcome, doubled.factor, doubled.convention) == ("scaled", pytest.approx(4.0), None)
+    assert "4 times the reference, which is sp_size or world size: " in (doubled.message or "")
+
+
+def about_deepspeed(case: str) -> Cell:
+    return Cell("engine", case, "gloo", parse_topology("sp2-contiguous", 4), {"groups": "mpu"})
+
+
+def test_a_gradient_is_clipped_to_the_norm_that_was_asked_for_whatever_its_factor() -> None:
+    one = about_deepspeed("zero1_grad_norm")
+    norm = float(reference(one).gradient.norm())
+    clipped = {"applied": (CLIP * reference(one).gradient).tolist()}
+    right = a_step(one, 2.0, norm=2 * norm, **clipped)
+    assert judged(one, dict.fromkeys(range(4), right)).outcome == "pass"
+    misreported = judged(one, {rank: {**right, "norm": norm} for rank in range(4)})
+    assert misreported.outcome == "wrong"
+    assert "reports a gradient norm of" in (misreported.message or "")
+    too_short = {**right, "norm": 4 * norm, "applied": (CLIP / 2 * reference(one).gradient).tolist()}
+    wrong_norm = judged(one, dict.fromkeys(range(4), too_short))
+    assert (wrong_norm.outcome, wrong_norm.factor) == ("scaled", pytest.approx(0.5))
+
+
+def test_the_gradient_that_is_shown_is_the_one_that_is_applied() -> None:
+    one = about_deepspeed("zero1_safe_get_full_grad")
+    assert judged(one, dict.fromkeys(range(4), a_step(one, 2.0))).outcome == "pass"
+    scaled = a_step(one, captured=(65536 * reference(one).gradient).tolist())
+    assert judged(one, dict.fromkeys(range(4), scaled)).outcome == "scaled"
+
+
+@pytest.mark.parametrize(
+    ("release", "topology", "warns"),
+    [("2.2.2+cu121", "sp4", True), ("2.3.1", "sp4", False), ("2.2.2", "sp1-contiguous", False)],
+)
+def test_the_warning_is_due_below_torch_2_3(
+    monkeypatch: pytest.MonkeyPatch, release: str, topology: str, warns: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    one = Cell("engine", "torch_version_warning", "gloo", parse_topology(topology, 4), {})
+    said, silent = {"warning": "with PyTorch < 2.3"}, {"warning": None}
+    assert judged(one, dict.fromkeys(range(4), said)).outcome == ("pass" if warns else "wrong")
+    assert judged(one, dict.fromkeys(range(4), silent)).outcome == ("wrong" if warns else "pass")
