@@ -179,12 +179,12 @@ SUMS, AVERAGES = "gather_slice_weighted", "custom_weighted"
 
 @pytest.mark.slow
 def test_what_deepspeed_does_with_the_gradients_of_a_sequence(cache: Path, tmp_path: Path) -> None:
-    """ZeRO-0, 1 and 2, and ZeRO-3 without reduce-scatter, sum over the sequence; ZeRO-3's default averages."""
+    """ZeRO-1 and 2, and ZeRO-3 without reduce-scatter, sum over the sequence; ZeRO-3's default averages."""
     done = running.run(
         *("run", "--torch", running.TORCH, "--deepspeed", NEWEST_MEASURED, "--lane", "gloo", "--out", "out"),
-        *("--suite", "engine", "--case", f"zero*_{SUMS}", "--case", f"zero*_{AVERAGES}"),
+        *("--suite", "engine", "--case", f"zero[123]_{SUMS}", "--case", f"zero[123]_{AVERAGES}"),
         *("--topology", "sp2-contiguous", "--parameter", "groups=mpu", "--parameter", "tokens=unequal"),
-        *("--parameter", "checkpointing=none"),
+        *("--parameter", "checkpointing=none", "--parameter", "buckets=one"),
         cache=cache,
         directory=tmp_path,
     )
@@ -195,8 +195,8 @@ def test_what_deepspeed_does_with_the_gradients_of_a_sequence(cache: Path, tmp_p
         way = (one["case"], one["parameters"].get("reduce_scatter"))
         found.setdefault(way, set()).add(round(one["factor"], 1))
     assert found == {
-        **{(f"zero{stage}_{SUMS}", None): {1.0} for stage in range(3)},
-        **{(f"zero{stage}_{AVERAGES}", None): {2.0} for stage in range(3)},
+        **{(f"zero{stage}_{SUMS}", None): {1.0} for stage in (1, 2)},
+        **{(f"zero{stage}_{AVERAGES}", None): {2.0} for stage in (1, 2)},
         (f"zero3_{SUMS}", True): {0.5},
         (f"zero3_{AVERAGES}", True): {1.0},
         (f"zero3_{SUMS}", False): {1.0},

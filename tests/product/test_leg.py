@@ -178,7 +178,7 @@ def test_a_line_that_is_no_observation_is_told(bench: Bench) -> None:
 
 
 def test_cancelling_keeps_what_was_observed_and_leaves_nothing(bench: Bench) -> None:
-    threading.Timer(1.5, bench.processes.cancellation.request, ["interrupted by Ctrl-C"]).start()
+    threading.Timer(5, bench.processes.cancellation.request, ["interrupted by Ctrl-C"]).start()
     began = time.monotonic()
 
     result = bench.run(
@@ -187,7 +187,7 @@ def test_cancelling_keeps_what_was_observed_and_leaves_nothing(bench: Bench) -> 
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nrecord.process()\nrecord.observation()\ntime.sleep(99)"
     )
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert (result.leg.status, result.leg.detail) == (
         "cancelled",
         "interrupted by Ctrl-C after 1 of 2 observations",

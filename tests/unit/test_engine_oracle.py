@@ -131,6 +131,16 @@ def test_a_factor_is_told_with_its_likely_reason() -> None:
     assert "4 times the reference, which is sp_size or world size: " in (doubled.message or "")
 
 
+def test_a_parameter_that_was_reduced_in_another_way_is_named() -> None:
+    one = cell("sp4")
+    uneven = reference(one).gradient.clone()
+    reference(one).by_parameter(uneven)["shared.weight"].mul_(0.5)
+    found = judged(one, {rank: a_step(one, applied=uneven.tolist()) for rank in range(4)})
+    assert found.outcome == "wrong"
+    assert "1 of shared.bias" in (found.message or "")
+    assert "0.5 of shared.weight" in (found.message or "")
+
+
 def about_deepspeed(case: str) -> Cell:
     return Cell("engine", case, "gloo", parse_topology("sp2-contiguous", 4), {"groups": "mpu"})
 

@@ -21,7 +21,7 @@ from spsuite.functional import why_functional_is_absent
 from spsuite.losses import LOSSES
 from spsuite.rank import Absent, Rank, Report, Task
 from spsuite.selection import Cell
-from spsuite.tolerance import FLOAT32_RELATIVE
+from spsuite.tolerance import EXACT, FLOAT32_RELATIVE
 from spsuite.torch_engines import ddp_step, fsdp2_step, why_fsdp2_is_absent
 from spsuite.training import Reference, accumulation, reference, tolerance
 
@@ -119,7 +119,21 @@ def _judge_step(cell: Cell, wanted: Reference, returned: Mapping[int, Report]) -
         return replace(judgement, message=_why_different(min(returned), others, judgement))
     if judgement.outcome == "wrong" and judged(wanted.last).outcome in ("pass", "scaled"):
         return replace(judgement, message=f"only the last of {accumulation(cell)} micro-batches is in the gradient")
+    if judgement.outcome == "wrong":
+        return replace(judgement, message=_why_uneven(wanted, returned[min(returned)]))
     return judgement
+
+
+def _why_uneven(wanted: Reference, report: Report) -> Optional[str]:
+    """The factor of each parameter, if each has one: then they were reduced in different ways."""
+    applied = wanted.by_parameter(_tensor(report["applied"]))
+    told = []
+    for name, part in wanted.by_parameter(wanted.gradient).items():
+        factor = float(applied[name] @ part / (part @ part))
+        if not EXACT.accepts(applied[name], factor * part, float(part.norm()), factor):
+            return None
+        told.append(f"{factor:.4g} of {name}")
+    return f"parameters have gradients with factors of their own: {', '.join(told)}"
 
 
 def _why_different(first: int, others: Sequence[str], judgement: Judgement) -> str:

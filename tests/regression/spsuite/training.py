@@ -127,17 +127,23 @@ class Reference:
     gradient: Tensor
     last: Tensor
     magnitude: float
+    sizes: Dict[str, int]  # of the parameters, in their order
+
+    def by_parameter(self, whole: Tensor) -> Dict[str, Tensor]:
+        return dict(zip(self.sizes, whole.split(list(self.sizes.values()))))
 
 
 def reference(cell: Cell) -> Reference:
     """The gradient of the mean over replicas and micro-batches of T."""
-    parts = _contributions(cell, Model(DTYPES[dtype_name(cell)]).double())
+    model = Model(DTYPES[dtype_name(cell)]).double()
+    parts = _contributions(cell, model)
     gradient = torch.stack(list(parts.values())).sum(dim=0)
     assert bool(gradient.any()), f"the reference of {cell.id} is zero"
     for number in range(accumulation(cell)):
         _assert_unequal(cell, [part for (_, micro), part in parts.items() if micro == number])
     last = torch.stack([part for (_, number), part in parts.items() if number == accumulation(cell) - 1]).sum(dim=0)
-    return Reference(gradient, last, float(torch.stack(list(parts.values())).abs().sum(dim=0).max()))
+    magnitude = float(torch.stack(list(parts.values())).abs().sum(dim=0).max())
+    return Reference(gradient, last, magnitude, {name: part.numel() for name, part in model.named_parameters()})
 
 
 def _contributions(cell: Cell, model: Model) -> Dict[Tuple[int, int], Tensor]:
