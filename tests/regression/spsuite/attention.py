@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spsuite import deepspeed_release, fpdt, tiled, ulysses, ulysses_hf, vocabulary
-from spsuite.calculation import COMPILER, Calculation
+from spsuite.calculation import COMPILER, COMPILER_LATE, Calculation
 from spsuite.diagnosis import Judgement, Measured, judge_gradient
 from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
@@ -53,8 +53,11 @@ class Suite:
 
     def absent(self, cell: Cell) -> Optional[str]:
         calculation = CALCULATIONS[cell.case]
-        compiler = COMPILER if calculation.compiled else ()
-        return deepspeed_release.why_absent([*calculation.needs, *compiler, *names_of_groups(cell)])
+        names = [*calculation.needs, *(COMPILER if calculation.compiled else ()), *names_of_groups(cell)]
+        missing = deepspeed_release.why_absent(names)
+        if missing is None and calculation.compiled:
+            deepspeed_release.preload(COMPILER_LATE)
+        return missing
 
     def world_of(self, cell: Cell) -> str:
         """Apart where more than DeepSpeed is imported before the ranks are forked, or where a process is changed."""

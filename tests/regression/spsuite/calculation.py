@@ -17,6 +17,16 @@ from spsuite.selection import Cell
 Inputs = Dict[str, Tensor]
 # What torch.compile imports at its first use, with the backend that needs no compiler of C++.
 COMPILER = ("torch:compile", "torch._dynamo.backends.debugging:aot_eager")
+# And what it imports in the middle of the first compilation, by release: seconds that every rank would spend by itself.
+COMPILER_LATE = (
+    "networkx",
+    "sympy.combinatorics",
+    "torch._dynamo.backends.inductor",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+)
 
 
 class Calculation:

@@ -85,6 +85,13 @@ def load() -> None:
             _refuse_shared_memory()
 
 
+def preload(names: Sequence[str]) -> None:
+    """In the parent: import these modules, so far as they exist, that no rank has to."""
+    for name in names:
+        with suppress(Exception):
+            _import(name)
+
+
 def _refuse_shared_memory() -> None:
     """Declare DeepSpeed's shared-memory operation not compatible, before a rank would compile it.
 

@@ -62,8 +62,7 @@ class RankJudgement:
 class Judgement:
     """The outcome of numbers. `factors` and `convention` are those of a loss (suites `loss` and `user`).
 
-    `message`: the sentence that describes a failure,
-    where the suite knows more to say than the numbers do by themselves.
+    `message`: the sentence that describes a failure, where the suite knows more than the numbers say by themselves.
     """
 
     outcome: str

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from spsuite import deepspeed_release
 from spsuite.calculation import Calculation, Inputs, accepts, causal_attention, compiled
 from spsuite.catalogue import head_counts
-from spsuite.rank import Rank
+from spsuite.rank import Absent, Rank
 
 HEAD_SIZE = 4
 INNER = 6
@@ -74,7 +74,12 @@ class TransformersAttention(Calculation):
 
     def call(self, me: Rank, group: dist.ProcessGroup, place: int, inputs: Inputs) -> List[Tensor]:
         model = self._model(inputs).to(me.device)
-        self._install(group)
+        try:
+            self._install(group)
+        except ValueError as error:
+            if "transformers>=" in str(error):  # it wants a newer one
+                raise Absent(str(error)) from None
+            raise
         first = place * TOKENS_PER_RANK
         positions = torch.arange(first, first + TOKENS_PER_RANK, device=me.device).repeat(self.batch, 1)
         self.prepare(model)
