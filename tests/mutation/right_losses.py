@@ -225,7 +225,7 @@ def around_a_ring(token_loss, weight, group):
 
 def functional_gather_of_sums(token_loss, weight, group):
     pair = torch.stack([(weight * token_loss).sum(), weight.sum()]).detach().reshape(1, 2)
-    pairs = functional.all_gather_tensor(pair, 0, group)
+    pairs = functional.all_gather_tensor(pair, 0, group).clone()  # old releases do not wait before a slice
     share = (weight * token_loss).sum() / pairs[:, 1].sum()
     return _with_gradient_of(pairs[:, 0].sum() / pairs[:, 1].sum(), share)
 
@@ -236,8 +236,8 @@ def functional_reduce_scatter_and_gather(token_loss, weight, group):
     count = _total(weight.sum(), group)
     share = (weight * token_loss).sum() / count
     half = functional.reduce_scatter_tensor(share.detach().repeat(size), "sum", 0, group)
-    whole = functional.all_gather_tensor(half, 0, group)
-    return _with_gradient_of(whole[0] * 1, share * size)
+    whole = functional.all_gather_tensor(half.clone(), 0, group).clone()
+    return _with_gradient_of(whole[0], share * size)
 
 
 # --- a rank without a token -------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class World:
     def close(self) -> None:
         """Stop every rank with whatever it started, reap it, and remove the store and the ranks' output."""
         for member in self._members:
-            _kill(member.pid)
+            _kill(member)
         for member in self._members:
             if member.ended is None:
                 with suppress(ChildProcessError):
@@ -273,7 +273,7 @@ def _reap(member: _Member) -> Event:
         if pid:
             break
         if time.monotonic() > deadline:
-            _kill(member.pid)
+            _kill(member)
             pid, status = os.waitpid(member.pid, 0)
             break
         time.sleep(0.002)
@@ -284,8 +284,13 @@ def _reap(member: _Member) -> Event:
     return member.ended
 
 
-def _kill(pid: int) -> None:
-    """Stop a rank and what it started: they share a process group of the rank's own."""
-    for stop in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            stop(pid, signal.SIGKILL)
+def _kill(member: _Member) -> None:
+    """Stop a rank and what it started: they share a process group of the rank's own.
+
+    The process id of a rank that was reaped may be another process's by now; its group's cannot, while one is in it.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(member.pid, signal.SIGKILL)
+    if member.ended is None:
+        with suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)
