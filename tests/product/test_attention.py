@@ -20,7 +20,10 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module", params=["0.15.4", "0.17.6", "0.19.8"])
+OLDER = [pytest.param(release, marks=pytest.mark.slow) for release in ("0.15.4", "0.17.6")]
+
+
+@pytest.fixture(scope="module", params=[*OLDER, "0.19.8"])
 def observed(request: pytest.FixtureRequest, ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("attention")
     cases = [word for case in CASES for word in ("--case", case)]

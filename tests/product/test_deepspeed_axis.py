@@ -176,6 +176,7 @@ def test_what_is_no_release_cannot_be_in_the_table(ready: Path, plan: LegPlan, w
         list(Measuring(environments(ready), lambda torch, deepspeed: [plan], ()).measure([TORCH], ["x"]))
 
 
+@pytest.mark.slow
 def test_a_pair_is_measured_for_real_and_its_environment_removed(ready: Path, tmp_path: Path) -> None:
     """On 0.10.2, the first with Ulysses, which is the smallest."""
     table = tmp_path / "table.yaml"
