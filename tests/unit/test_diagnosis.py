@@ -111,8 +111,8 @@ def test_bfloat16_is_judged_in_units_of_the_last_place() -> None:
 
 def test_words_of_refusal_in_the_users_own_code_are_a_crash() -> None:
     text = "NotImplementedError: this loss does not support padding"
-    refused = account_for([Event(0, "raised", exception=text, by_torch=True)], 10)
-    own = account_for([Event(0, "raised", exception=text, by_torch=False)], 10)
+    refused = account_for([Event(0, "raised", exception=text, origin="distributed")], 10)
+    own = account_for([Event(0, "raised", exception=text, origin="elsewhere")], 10)
     assert (refused.outcome, own.outcome) == ("unsupported", "crash")
 
 

@@ -150,6 +150,8 @@ def _measure(me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
         cotangents = [with_transposed_storage(cotangent) for cotangent in cotangents]
     _InnerProduct.apply([_like(cotangent, me.device) for cotangent in cotangents], *outputs).backward()
     return {
+        "shapes": [list(output.shape) for output in outputs],
+        "dtypes": [str(output.dtype) for output in outputs],
         "outputs": [_numbers(output) for output in outputs],
         "gradients": [None if leaf.grad is None else _numbers(leaf.grad) for leaf in leaves],
     }
@@ -374,7 +376,7 @@ def _measured(cell: Cell, rank: int, reference: Reference, report: Report) -> Me
         expected_gradient,
         gradient,
         tolerance,
-        value_right=len(outputs) == len(expected_outputs)
+        value_right=_same_form(collective, reference, report)
         and all(_same(mine, right, tolerance) for mine, right in zip(outputs, expected_outputs)),
         value_finite=all(bool(torch.isfinite(output).all()) for output in outputs),
     )
@@ -382,6 +384,14 @@ def _measured(cell: Cell, rank: int, reference: Reference, report: Report) -> Me
 
 def _tensor(numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _same_form(collective: Collective, reference: Reference, report: Report) -> bool:
+    """Whether there are as many outputs as there should be, in their shapes and dtype."""
+    if reference.outputs is None:
+        return True
+    shapes = [list(output.shape) for output in reference.outputs]
+    return bool(report["shapes"] == shapes and set(report["dtypes"]) == {str(collective.dtype)})
 
 
 def _same(output: Tensor, expected: Tensor, tolerance: Tolerance) -> bool:

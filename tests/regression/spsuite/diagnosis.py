@@ -186,14 +186,15 @@ class Event:
 
     `what`: returned (with the `outcome` of its numbers), raised (with the `exception` as `Type: message`), exited
     (`code`), signalled (`signal`), stopped (by us, after another rank had failed), silent (nothing within the limit).
-    `by_torch` tells an exception of torch's own from one of the code under test, which may use the same words.
+    `origin` tells whose frame raised: `distributed` (torch's), `torch` or `elsewhere`, the code under test, which may
+    use the same words.
     """
 
     rank: int
     what: str
     outcome: Optional[str] = None
     exception: Optional[str] = None
-    by_torch: bool = True
+    origin: str = "distributed"
     code: Optional[int] = None
     signal: Optional[int] = None
 
@@ -223,18 +224,18 @@ _NOT_SUPPORTED = re.compile(
 )
 
 
-def is_a_peers_failure(exception: str) -> bool:
-    return bool(_PEER_WENT_AWAY.search(exception))
+def is_a_peers_failure(event: Event) -> bool:
+    return event.origin != "elsewhere" and bool(_PEER_WENT_AWAY.search(event.exception or ""))
 
 
 def is_unsupported(event: Event) -> bool:
     text = event.exception or ""
     refused = text.startswith("NotImplementedError") or bool(_NOT_SUPPORTED.search(text))
-    return refused and event.by_torch and not is_a_peers_failure(text)
+    return refused and event.origin == "distributed" and not is_a_peers_failure(event)
 
 
-def is_absent(exception: str) -> bool:
-    return exception.startswith("Absent:")
+def is_absent(event: Event) -> bool:
+    return event.origin == "distributed" and (event.exception or "").startswith("Absent:")
 
 
 def account_for(events: Sequence[Event], limit: float) -> Account:
@@ -243,12 +244,12 @@ def account_for(events: Sequence[Event], limit: float) -> Account:
     The first rank is the lowest that failed by itself. The clock would name whichever rank was scheduled first.
     """
     by_rank = {event.rank: event for event in sorted(events, key=lambda event: event.rank)}
-    raised = {rank: event.exception or "" for rank, event in by_rank.items() if event.what == "raised"}
+    raised = [rank for rank, event in by_rank.items() if event.what == "raised"]
     died = [rank for rank, event in by_rank.items() if event.what in ("exited", "signalled")]
     silent = [rank for rank, event in by_rank.items() if event.what == "silent"]
     refused = [rank for rank in raised if is_unsupported(by_rank[rank])]
-    absent = [rank for rank, text in raised.items() if is_absent(text)]
-    crashed = [rank for rank, text in raised.items() if rank not in refused + absent and not is_a_peers_failure(text)]
+    absent = [rank for rank in raised if is_absent(by_rank[rank])]
+    crashed = [rank for rank in raised if rank not in refused + absent and not is_a_peers_failure(by_rank[rank])]
 
     if died:
         outcome, own = "died", died
@@ -261,7 +262,7 @@ def account_for(events: Sequence[Event], limit: float) -> Account:
     elif silent:
         outcome, own = "hang", silent
     elif raised:  # a peer's failure without a failed peer: the exception itself is all the evidence there is
-        outcome, own = "crash", list(raised)
+        outcome, own = "crash", raised
         crashed = own
     else:
         return _account_for_numbers(by_rank)

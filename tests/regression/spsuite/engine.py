@@ -100,7 +100,8 @@ def _judge_step(cell: Cell, wanted: Reference, returned: Mapping[int, Report]) -
     The parameters themselves tell what was applied: what they were minus what they are, in float32. Where an engine
     keeps no float32 parameters, it is the gradient that the optimizer is handed.
     """
-    first = returned[min(returned)]["after"]
+    afters = [report["after"] for report in returned.values()]
+    first = max(afters, key=afters.count)  # what most ranks have, so that the one that drifted is blamed
 
     def judged(gradient: Tensor) -> Judgement:
         allowed = tolerance(cell, wanted.magnitude)

@@ -31,6 +31,9 @@ Loss = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]
 # that a loss in bfloat16 multiplies it by; a value is summed, divided and gathered.
 GRADIENT_UNITS = 2.0
 VALUE_UNITS = 4.0
+# The gradient that backward hands to the loss, as a loss scale or accumulation would: one that ignores it is wrong. A
+# power of two is exact in every dtype, and this one is the size of no group.
+UPSTREAM = 2.0**-5
 
 
 # --- the built-in losses, each as one would write it ------------------------------------------------------------------
@@ -214,11 +217,11 @@ def _measure(loss: Loss, me: Rank, cell: Cell, group: dist.ProcessGroup) -> Repo
     value = loss(token_loss, weight, group)
     if not isinstance(value, Tensor):
         raise TypeError(f"the loss returned {type(value).__name__}; a scalar torch.Tensor is needed")
-    value.backward()
+    (value * UPSTREAM).backward()
     gradient = token_loss.grad
     return {
         "value": float(value.detach()),
-        "gradient": None if gradient is None else gradient.double().tolist(),
+        "gradient": None if gradient is None else (gradient.double() / UPSTREAM).tolist(),
     }
 
 

@@ -128,14 +128,23 @@ def _attempt(me: Rank, task: Task, perform: Perform) -> Report:
 
 
 def describe(error: BaseException) -> Dict[str, Any]:
-    """An exception as data. `by_torch`: the frame that raised is torch's, not the case's or the user's."""
+    """An exception as data. `origin` tells whose frame raised: torch.distributed's, torch's, or somebody else's.
+
+    The code under test may use the words in which torch refuses an operation or reports a lost peer.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    torch_home = str(Path(torch.__file__).parent)
+    raised_in = frames[-1].filename if frames else ""
+    home = Path(torch.__file__).parent
+    origin = "elsewhere"
+    if isinstance(error, Absent) or raised_in.startswith((str(home / "distributed"), str(home / "_ops.py"))):
+        origin = "distributed"
+    elif raised_in.startswith(str(home)):
+        origin = "torch"
     return {
         "exception": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[-20000:],
-        "by_torch": isinstance(error, Absent) or bool(frames and frames[-1].filename.startswith(torch_home)),
+        "origin": origin,
     }
 
 

@@ -215,7 +215,7 @@ class World:
         if "raised" in message:
             raised = message["raised"]
             text = f"{raised['exception']}: {raised['message']}"
-            event = Event(member.rank, "raised", exception=text, by_torch=raised["by_torch"])
+            event = Event(member.rank, "raised", exception=text, origin=raised["origin"])
             return RankEnd(member.rank, event, raised=raised)
         return RankEnd(member.rank, Event(member.rank, "returned"), returned=message.get("returned"))
 
