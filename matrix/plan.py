@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from matrix.results import Requested
+from matrix.results import Reason, Requested
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class LegPlan:
     python: str | None  # "3.11": what the leg's environment is made with
     constraints: tuple[str, ...] = ()  # what this torch needs beside it, e.g. "numpy<2"
     problem: str | None = None
+    reason: Reason = "unresolvable"  # which kind of problem, where there is one
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,7 @@ def _current_leg(config: Config, current: CurrentEnvironment, runner: Literal["c
         deepspeed=None,
         python=python,
         problem=None if current.torch else "the interpreter has no torch; name another by --python, or install it",
+        reason="import",
     )
 
 
@@ -199,8 +200,9 @@ def _with_lanes(leg: LegPlan, config: Config, suite: Suite, machine: Machine, ta
     cases = config.selected(suite)
     of_class = [lane for lane in suite.lanes if (lane == GPU_LANE) == (leg.runner == "nccl") and config.wants(lane)]
     lanes = tuple(lane for lane in of_class if any(left(case, lane) for case in cases))
-    problem = leg.problem or (_gpu_problem(leg, config, machine, table) if leg.runner == "nccl" else None)
-    return replace(leg, lanes=lanes, problem=problem)
+    leg = replace(leg, lanes=lanes)
+    problem = _gpu_problem(leg, config, machine, table) if leg.runner == "nccl" and not leg.problem else None
+    return replace(leg, problem=problem, reason="machine") if problem else leg
 
 
 def _gpu_problem(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from matrix.plan import LegPlan, Plan
-from matrix.results import EnvironmentRecord, Reason, Results, Tool
+from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
 from runner.environments import Environments, Failed, Ready
 from runner.errors import UsageError
@@ -182,7 +182,7 @@ class Session:
     def _result(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
         nothing = EnvironmentRecord(kind="venv" if self.current is None else "current")
         if plan.problem:
-            return legs.without_a_run(plan, "environment-failed", _reason_of_problem(plan), plan.problem, nothing)
+            return legs.without_a_run(plan, "environment-failed", plan.reason, plan.problem, nothing)
         if isinstance(prepared, Failed):
             log = f"legs/{plan.id}/{BUILD_LOG}"
             there = (self.directory / log).exists()
@@ -223,11 +223,3 @@ class Session:
     @property
     def _why_cancelled(self) -> str:
         return self.environments.processes.cancellation.reason or "cancelled"
-
-
-def _reason_of_problem(plan: LegPlan) -> Reason:
-    """Why a plan says that a leg cannot be run: there is no such release, no torch here, or not the machine for it."""
-    resolved = plan.torch is not None and (plan.deepspeed is not None or plan.requested.deepspeed == "none")
-    if resolved and plan.runner == "nccl":
-        return "machine"
-    return "import" if plan.requested.torch == "current" else "unresolvable"

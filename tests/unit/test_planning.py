@@ -153,6 +153,7 @@ def test_what_does_not_exist_is_one_leg_with_a_problem_and_the_rest_goes_on() ->
     missing, present = legs(torch=("2.99", "2.2.2"))
     assert missing.id == "torch2.99-dsnone-cpu"
     assert missing.problem == "there is no torch 2.99; the package index has 2.0.0 to 2.15.0"
+    assert missing.reason == "unresolvable"
     assert missing.torch is None
     assert missing.python is None
     assert present.problem is None
@@ -192,6 +193,7 @@ def test_gpus_add_a_leg_where_there_are_enough() -> None:
 def test_gpus_that_are_asked_for_and_missing_are_a_problem_of_the_machine() -> None:
     cpu, gpu = legs(torch=("2.2.2",), lanes=("gloo", "nccl"), machine=Machine(gpus=2))
     assert cpu.problem is None
+    assert gpu.reason == "machine"
     assert gpu.problem is not None
     assert "needs 4 GPUs, one for each rank, and this machine has 2" in gpu.problem
 
