@@ -52,6 +52,7 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     offers: tuple[Name, ...] = ()
     broken: dict[str, str] = {}  # modules that are there, and what importing them raised
     transformers: str | None = None
+    transformers_error: str | None = None  # why its models cannot be run with this torch
     error: str | None = None
 
     @property

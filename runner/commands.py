@@ -512,7 +512,9 @@ def _legs_of_pair(
 def _described(measurement: Measurement) -> str:
     pair = f"torch {measurement.torch}, DeepSpeed {measurement.deepspeed}"
     if measurement.works:
-        return f"{pair}: works, offers {len(measurement.offers)} of Ulysses"
+        beside = f"; transformers {measurement.transformers} does not: {measurement.transformers_error}"
+        works = f"{pair}: works, offers {len(measurement.offers)} of Ulysses"
+        return works + beside if measurement.transformers_error else works
     if measurement.imports:
         why = measurement.broken.get(ULYSSES.partition(":")[0], "it does not have it")
         return f"{pair}: imports, and does not offer Ulysses: {why}"

@@ -71,6 +71,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     offers: tuple[str, ...] = ()  # of Ulysses, `module:name`
     broken: dict[str, str] = {}  # modules that are there, and what importing them raised
     transformers: str | None = None
+    transformers_error: str | None = None  # why its models cannot be run
     missing: tuple[str, ...] = ()
 
 
@@ -252,7 +253,7 @@ class Environments:
             try:
                 source = self._install(leg, torch, base, directory, raw, activity)
                 activity.say("importing torch")
-                found = self._probe(self._python(key), raw, _accelerator(leg))
+                found = self._probe(self._python(key), raw, deepspeed_releases.bundled().ulysses, _accelerator(leg))
                 _check_versions(leg, torch, found)
             except BaseException:
                 self._keep_log(raw, log)
@@ -427,7 +428,7 @@ class Environments:
         record = EnvironmentRecord(kind="current")
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            found = self._probe(python, log, {"DS_ACCELERATOR": "cpu"})
+            found = self._probe(python, log)
             if "pytest" in found.missing:
                 raise _Failure("import", f"{python} has no pytest, which the suite is run by; install it there")
         except _Failure as failure:
@@ -435,11 +436,19 @@ class Environments:
         record = EnvironmentRecord(kind="current", transformers=found.transformers)
         return Ready(python, record, found, time.monotonic() - began)
 
-    def _probe(self, python: Path, log: Path, accelerator: Mapping[str, str]) -> Found:
+    def _probe(
+        self, python: Path, log: Path, ulysses: Sequence[str] = (), accelerator: Mapping[str, str] | None = None
+    ) -> Found:
+        """With `ulysses`, what DeepSpeed offers of it is imported; without, it is asked for versions only."""
         start = log.stat().st_size if log.exists() else 0
         ended = self.processes.run(
-            [python, "-I", PROBE, *deepspeed_releases.bundled().ulysses],
-            environment={**inherited(self.caller), "OMP_NUM_THREADS": "1", "DS_BUILD_OPS": "0", **accelerator},
+            [python, "-I", PROBE, *ulysses],
+            environment={
+                **inherited(self.caller),
+                "OMP_NUM_THREADS": "1",
+                "DS_BUILD_OPS": "0",
+                **(accelerator or {}),
+            },
             directory=log.parent,
             log=log,
             limit=PROBE_LIMIT,

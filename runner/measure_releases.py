@@ -81,6 +81,7 @@ class Measuring:
             offers=found.offers,
             broken=found.broken,
             transformers=found.transformers,
+            transformers_error=found.transformers_error,
         )
 
 

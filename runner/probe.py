@@ -1,9 +1,10 @@
 """What an interpreter has, in its own words. Run as a script by the interpreter that is going to measure.
 
-    python -I probe.py module:name ...      # what of DeepSpeed to look for
+    python -I probe.py                      # versions
+    python -I probe.py module:name ...      # and what DeepSpeed offers of these, all of it imported for real
 
-The last line of its output is a JSON object. It imports what the suite does, for importing writes the byte code that
-later runs, which write none, start from. Standard library and Python 3.8 only, like the suite.
+The last line of its output is a JSON object. After a build it imports what the suite does, for importing writes the
+byte code that later runs, which write none, start from. Standard library and Python 3.8 only, like the suite.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def main(names: list[str]) -> None:
         import pytest  # noqa: F401
     found["deepspeed"] = _installed("deepspeed")
     found["transformers"] = _installed("transformers")
-    if found["deepspeed"] is not None:
+    if names and found["transformers"] is not None:
+        found["transformers_error"] = _transformers_error()
+    if names and found["deepspeed"] is not None:
         found.update(_deepspeed(names))
     print("\n" + json.dumps(found))
 
@@ -39,6 +42,20 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _transformers_error() -> str | None:
+    """Why a model cannot be run: of some releases of torch that transformers declares, it cannot."""
+    try:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **sizes))
+        model(input_ids=torch.arange(4)[None])
+    except (Exception, SystemExit) as error:
+        return _described(error)
+    return None
 
 
 def _deepspeed(names: list[str]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def test_a_checkout_is_built_from_a_copy_and_called_by_its_commit(ready: Path, c
         "deepspeed.sequence.fpdt_layer": "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
     }
     assert found.found.transformers is not None
+    assert found.found.transformers_error is None
     assert found.record.transformers == found.found.transformers
     assert everything_in(checkout) == before
     assert environments(ready).is_ready(plan)

@@ -34,6 +34,7 @@ def test_every_measurement_says_what_was_found() -> None:
         assert set(entry.offers) <= set(TABLE.ulysses)
         assert (entry.error is None) == entry.imports, entry
         assert entry.imports or not entry.offers
+        assert entry.transformers_error is None, "what is installed beside this torch needs a companion"
         assert not set(entry.broken) & {name.partition(":")[0] for name in entry.offers}
 
 
