@@ -14,7 +14,6 @@ import pytest
 from tests.product.losses import faulty, right
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT = "1"
 
 
 def losses_of(module: types.ModuleType) -> list[str]:
@@ -23,10 +22,10 @@ def losses_of(module: types.ModuleType) -> list[str]:
     return [name for name in vars(module) if name in own and not name.startswith("_")]
 
 
-def observe(tmp_path: Path, names: list[str], *options: str) -> list[dict[str, Any]]:
+def observe(tmp_path: Path, names: list[str], limit: str, *options: str) -> list[dict[str, Any]]:
     file = tmp_path / "observations.jsonl"
     command = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests/regression"), "-q", "--sp-suite", "user"]
-    command += ["--sp-observations", str(file), "--sp-project", str(REPOSITORY), "--sp-case-limit", LIMIT, *options]
+    command += ["--sp-observations", str(file), "--sp-project", str(REPOSITORY), "--sp-case-limit", limit, *options]
     for name in names:
         command += ["--sp-loss", name]
     subprocess.run(command, capture_output=True, check=False, timeout=600)
@@ -37,7 +36,7 @@ def observe(tmp_path: Path, names: list[str], *options: str) -> list[dict[str, A
 
 def test_right_losses_pass_on_the_whole_grid(tmp_path: Path) -> None:
     names = [f"tests.product.losses.right:{name}" for name in losses_of(right)]
-    observed = observe(tmp_path, names, "--sp-lane", "gloo")
+    observed = observe(tmp_path, names, "20", "--sp-lane", "gloo")
     assert len(observed) == len(names) * 3 * 4 * 2  # topologies, tokens, dtypes
     assert [one for one in observed if one["outcome"] != "pass"] == []
     conventions = {(one["case"].rsplit("_", 1)[1], one["convention"]) for one in observed}
@@ -49,7 +48,7 @@ def faulty_outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[
     names = [f"tests.product.losses.faulty:{name}" for name in losses_of(faulty)]
     options = ("--sp-lane", "nccl-path", "--sp-topology", "sp2-contiguous")
     grid = ("--sp-parameter", "tokens=ignored", "--sp-parameter", "dtype=float32")
-    observed = observe(tmp_path_factory.mktemp("faulty"), names, *options, *grid)
+    observed = observe(tmp_path_factory.mktemp("faulty"), names, "1", *options, *grid)
     return {one["case"].partition(":")[2]: one for one in observed}
 
 
