@@ -14,6 +14,7 @@ import importlib.util
 import json
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -30,6 +31,9 @@ def main(names: list[str]) -> None:
         import pytest  # noqa: F401
     found["deepspeed"] = _installed("deepspeed")
     found["transformers"] = _installed("transformers")
+    if names and "torch" not in found["missing"]:
+        with suppress(Exception):  # what functional collectives and optimizers import at their first use
+            importlib.import_module("torch._dynamo")
     if names and found["transformers"] is not None:
         found["transformers_error"] = _transformers_error()
     if names and found["deepspeed"] is not None:

@@ -7,16 +7,13 @@ only what is measured is replaced, in each rank, before the suite's own case run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from spsuite import observation
 from spsuite.catalogue import CONTROL, Case, Value, catalogue, user_case
-from spsuite.observation import Observation, Observer
-from spsuite.rank import Rank, Report, Task
+from spsuite.observation import Observation, Observer, perform
+from spsuite.rank import Perform, Rank, Report, Task
 from spsuite.selection import Cell, Selection
 from spsuite.topology import default_topologies, parse_topology
 
@@ -97,32 +94,25 @@ class Right:
 
 def observe(where: Where, seed: Seed | None, limit: float = LIMIT) -> Iterator[tuple[Cell, Observation]]:
     """What the suite observes in the cells, with the seed in every rank."""
-    with _seeded(seed):
-        observer = Observer(where.world_size, limit, str(REPOSITORY))
-        try:
-            for cell in where.cells():
-                yield cell, observer.observe(cell)
-        finally:
-            observer.close()
+    observer = Observer(where.world_size, limit, str(REPOSITORY), _seeded(seed))
+    try:
+        for cell in where.cells():
+            yield cell, observer.observe(cell)
+    finally:
+        observer.close()
 
 
-@contextmanager
-def _seeded(seed: Seed | None) -> Iterator[None]:
-    """Worlds that are forked meanwhile have the seed in them, and nothing else has."""
-    if seed is None:
-        yield
-        return
-    real = observation.perform
+def _seeded(seed: Seed | None) -> Perform:
+    """What a rank does with a task, the seed planted before its first."""
     planted: list[int] = []
 
-    def perform(me: Rank, task: Task) -> Report:
-        if me.rank not in planted:
+    def planting(me: Rank, task: Task) -> Report:
+        if seed is not None and me.rank not in planted:
             planted.append(me.rank)
             seed(me)
-        return real(me, task)
+        return perform(me, task)
 
-    with mock.patch.object(observation, "perform", perform):
-        yield
+    return planting
 
 
 def complaints(fault: Fault, cell: Cell, observed: Observation) -> list[str]:

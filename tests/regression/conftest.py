@@ -27,7 +27,8 @@ from spsuite.observation import SUITES, Observation, Observer, Record
 from spsuite.process import count_gpus, describe_process
 from spsuite.selection import Cell, Selection
 from spsuite.topology import TopologyError, default_topologies, parse_topology
-from spsuite.world import WorldError
+from spsuite.workers import Workers, default_count
+from spsuite.world import WorldError, WorldKind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sp-thorough", action="store_true", help="the full product of every axis")
     group.addoption("--sp-loss", action="append", default=[], metavar="MODULE:FUNCTION", help="a loss of your own")
     group.addoption("--sp-project", default=str(Path.cwd()), metavar="DIR", help="where --sp-loss is imported from")
+    group.addoption("--sp-workers", type=int, metavar="N", help="worlds side by side (default: one a processor, or 4)")
     group.addoption("--sp-case-limit", type=float, default=10.0, metavar="SECONDS", help="until a case is a hang")
     group.addoption("--sp-observations", default=None, metavar="FILE", help="append what is observed, as JSON lines")
 
@@ -56,7 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _CELLS = pytest.StashKey[List[Cell]]()
 _OBSERVED = pytest.StashKey[List[Observation]]()
-_RECORD = pytest.StashKey[Record]()
 
 
 def _cells(config: pytest.Config) -> List[Cell]:
@@ -100,51 +101,58 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Lane by lane, and world by world. A suite of which nothing was selected has no tests, rather than a skipped one.
 
-    Functional collectives come last: their first use imports much of torch in every rank of a new world.
+    Functional collectives come last: what their first use imports makes every later fork slower.
     """
-    tests = [(item.callspec.params["cell"], item) for item in items if isinstance(item, pytest.Function)]
-    tests = [(cell, item) for cell, item in tests if isinstance(cell, Cell)]
-    worlds: Dict[str, int] = {}
-    order = [_order(cell, worlds) for cell, _ in tests]
-    items[:] = [item for _, (_, item) in sorted(zip(order, tests), key=lambda pair: pair[0])]
+    worlds: Dict[WorldKind, int] = {}
+    tests = [item for item in items if _measures(item)]
+    items[:] = sorted(tests, key=lambda item: _order(item.callspec.params["cell"], worlds))
 
 
-def _order(cell: Cell, worlds: Dict[str, int]) -> Tuple[int, bool, int]:
+def _measures(item: pytest.Item) -> bool:
+    """Whether the test has a cell: it has none when nothing of its suite was selected."""
+    return isinstance(item, pytest.Function) and isinstance(item.callspec.params["cell"], Cell)
+
+
+def _order(cell: Cell, worlds: Dict[WorldKind, int]) -> Tuple[bool, int, int]:
     """`worlds` numbers the kinds of worlds as they are first met."""
     world = worlds.setdefault(SUITES[cell.suite].world_of(cell), len(worlds))
-    return ALL_LANES.index(cell.lane), cell.case.startswith("functional_"), world
+    return cell.case.startswith("functional_"), ALL_LANES.index(cell.lane), world
 
 
 @pytest.fixture(scope="session")
-def observer(pytestconfig: pytest.Config) -> Iterator[Observer]:
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     started = time.monotonic()
-    path = pytestconfig.getoption("--sp-observations")
+    config = request.config
+    path = config.getoption("--sp-observations")
     record = Record(Path(path) if path else None)
-    pytestconfig.stash[_RECORD] = record
-    record.write("process", describe_process(len(pytestconfig.stash[_CELLS])))
+    record.write("process", describe_process(len(config.stash[_CELLS])))
+    cells = [item.callspec.params["cell"] for item in request.session.items if _measures(item)]
+    lanes = sorted({cell.lane for cell in cells})
     gc.collect()
     gc.freeze()  # pages of the parent that the collector does not touch stay shared with the ranks
-    made = Observer(
-        pytestconfig.getoption("--sp-world-size"),
-        pytestconfig.getoption("--sp-case-limit"),
-        pytestconfig.getoption("--sp-project"),
+    made = Workers(
+        cells,
+        config.getoption("--sp-workers") or default_count(lanes),
+        lambda: Observer(
+            config.getoption("--sp-world-size"), config.getoption("--sp-case-limit"), config.getoption("--sp-project")
+        ),
+        record,
     )
     try:
         yield made
     finally:
         made.close()
-    if len(pytestconfig.stash[_OBSERVED]) == len(pytestconfig.stash[_CELLS]):
+    if len(config.stash[_OBSERVED]) == len(config.stash[_CELLS]):
         record.write("finished", {"seconds": round(time.monotonic() - started, 3)})
 
 
 @pytest.fixture
-def observation(cell: Cell, observer: Observer, pytestconfig: pytest.Config) -> Observation:
+def observation(cell: Cell, workers: Workers, pytestconfig: pytest.Config) -> Observation:
     """What the cell did, already written down."""
     try:
-        observed = observer.observe(cell)
+        observed = workers.observation(cell)
     except WorldError as error:  # every other case would wait for it again
         pytest.exit(str(error), returncode=pytest.ExitCode.INTERNAL_ERROR)
-    pytestconfig.stash[_RECORD].write("observation", observed)
     pytestconfig.stash[_OBSERVED].append(observed)
     return observed
 

@@ -7,7 +7,6 @@ the whole sequence, in one process, in float64.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -22,6 +21,7 @@ from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
 from spsuite.ulysses import names_of_groups, sequence_parallel_group
+from spsuite.world import WorldKind
 
 CALCULATIONS: Mapping[str, Type[Calculation]] = {
     "seq_all_to_all": ulysses.SeqAllToAll,
@@ -48,9 +48,6 @@ CALCULATIONS: Mapping[str, Type[Calculation]] = {
 class Suite:
     """The suite as the observer knows it."""
 
-    def __init__(self) -> None:
-        self._count = itertools.count()
-
     def absent(self, cell: Cell) -> Optional[str]:
         calculation = CALCULATIONS[cell.case]
         names = [*calculation.needs, *(COMPILER if calculation.compiled else ()), *names_of_groups(cell)]
@@ -59,12 +56,12 @@ class Suite:
             deepspeed_release.preload(COMPILER_LATE)
         return missing
 
-    def world_of(self, cell: Cell) -> str:
+    def world_of(self, cell: Cell) -> WorldKind:
         """Apart where more than DeepSpeed is imported before the ranks are forked, or where a process is changed."""
         calculation = CALCULATIONS[cell.case]
         if calculation.needs_own_world:
-            return f"{deepspeed_release.WORLD} {cell.case} {next(self._count)}"
-        return deepspeed_release.WORLD + (" compiled" if calculation.compiled else "")
+            return WorldKind(f"{deepspeed_release.WORLD} {cell.case}", shared=False)
+        return WorldKind(deepspeed_release.WORLD + (" compiled" if calculation.compiled else ""))
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         with sequence_parallel_group(me, cell) as group:

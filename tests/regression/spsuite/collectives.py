@@ -17,12 +17,13 @@ from torch import Tensor
 
 from spsuite.catalogue import OPERATIONS, Value
 from spsuite.diagnosis import Judgement, Measured, judge_gradient
-from spsuite.functional import functional_collective, why_functional_is_absent
+from spsuite.functional import functional_collective, why_functional_is_absent, world_of_case
 from spsuite.inputs import COLUMNS, DTYPES, Shape, random_tensor, splits, with_transposed_storage
 from spsuite.lanes import group_of
 from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
+from spsuite.world import WorldKind
 
 ROWS = 4
 
@@ -33,8 +34,8 @@ class Suite:
     def absent(self, cell: Cell) -> Optional[str]:
         return why_functional_is_absent(cell.case)
 
-    def world_of(self, cell: Cell) -> str:
-        return "shared"
+    def world_of(self, cell: Cell) -> WorldKind:
+        return world_of_case(cell.case)
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)

@@ -20,6 +20,7 @@ from spsuite.mpu import MegatronUnit, UlyssesUnit
 from spsuite.rank import Absent, Rank, Report
 from spsuite.selection import Cell
 from spsuite.training import LEARNING_RATE, accumulation, dtype_name, flat, model_of, train
+from spsuite.world import WorldKind
 
 # What an engine imports when it is first made: seconds for every rank of every world, unless the parent has it.
 _IMPORTED_LATE = (
@@ -47,9 +48,9 @@ def why_absent(cell: Cell) -> Optional[str]:
     return missing
 
 
-def world_of(cell: Cell) -> str:
+def world_of(cell: Cell) -> WorldKind:
     """DeepSpeed keeps its groups in variables of its modules, one cut of the ranks for the life of a process."""
-    return f"{deepspeed_release.WORLD} {_groups(cell)} {cell.topology.name}"
+    return WorldKind(f"{deepspeed_release.WORLD} {_groups(cell)} {cell.topology.name}")
 
 
 def zero_step(me: Rank, cell: Cell, stage: int, loss: Loss, clip: float = 0.0) -> Report:

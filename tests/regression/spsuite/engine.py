@@ -24,6 +24,7 @@ from spsuite.selection import Cell
 from spsuite.tolerance import EXACT, FLOAT32_RELATIVE
 from spsuite.torch_engines import ddp_step, fsdp2_step, why_fsdp2_is_absent
 from spsuite.training import Reference, accumulation, reference, tolerance
+from spsuite.world import WorldKind
 
 WARNING = "torch_version_warning"
 NORM = "grad_norm"
@@ -50,8 +51,8 @@ class Suite:
             missing = missing or deepspeed_engine.why_no_warning_exists()
         return missing
 
-    def world_of(self, cell: Cell) -> str:
-        return deepspeed_engine.world_of(cell) if _is_deepspeed(cell) else "engine"
+    def world_of(self, cell: Cell) -> WorldKind:
+        return deepspeed_engine.world_of(cell) if _is_deepspeed(cell) else WorldKind("engine")
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         engine, loss = _parts(cell)

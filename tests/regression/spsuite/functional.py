@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from spsuite.rank import Absent
+from spsuite.world import WorldKind
 
 # With autograd by its name; the names changed, the newest first.
 _BY_NAME: Dict[str, Tuple[str, ...]] = {
@@ -48,7 +50,13 @@ def why_functional_is_absent(case: str) -> Optional[str]:
         functional_collective(name[: -len("_weighted")] if name.endswith("_weighted") else name)
     except Absent as absent:
         return str(absent)
+    importlib.import_module("torch._dynamo")
     return None
+
+
+def world_of_case(case: str) -> WorldKind:
+    """A functional collective's first use imports torch's compiler: once here before the fork, not in every rank."""
+    return WorldKind("functional" if case.startswith("functional_") else "plain")
 
 
 def _find(functional: Any, name: str) -> Callable[..., Tensor]:

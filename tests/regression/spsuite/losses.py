@@ -7,7 +7,6 @@ N is the sum of n over the group and T = (sum of S) / N. Every case is compared 
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -18,12 +17,13 @@ import torch.distributed.nn.functional as F
 from torch import Tensor
 
 from spsuite.diagnosis import Judgement, Measured, judge_loss
-from spsuite.functional import functional_collective, why_functional_is_absent
+from spsuite.functional import functional_collective, why_functional_is_absent, world_of_case
 from spsuite.inputs import DTYPES, token_losses, token_weights
 from spsuite.lanes import group_of
 from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
+from spsuite.world import WorldKind
 
 Loss = Callable[[Tensor, Tensor, dist.ProcessGroup], Tensor]
 
@@ -158,8 +158,8 @@ class Suite:
     def absent(self, cell: Cell) -> Optional[str]:
         return why_functional_is_absent(cell.case)
 
-    def world_of(self, cell: Cell) -> str:
-        return "shared"
+    def world_of(self, cell: Cell) -> WorldKind:
+        return world_of_case(cell.case)
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)
@@ -175,15 +175,12 @@ class Suite:
 class UserSuite(Suite):
     """The suite `user`: a loss imported from the user's project, with the same judgement."""
 
-    def __init__(self) -> None:
-        self._count = itertools.count()
-
     def absent(self, cell: Cell) -> Optional[str]:
         return None
 
-    def world_of(self, cell: Cell) -> str:
+    def world_of(self, cell: Cell) -> WorldKind:
         """A world for each observation: the code may patch torch, destroy groups, change the default dtype."""
-        return f"user {next(self._count)}"
+        return WorldKind("user", shared=False)
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)

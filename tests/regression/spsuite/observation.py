@@ -14,10 +14,10 @@ from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 from spsuite import attention, collectives, engine, losses
 from spsuite.diagnosis import Account, Judgement, account_for
 from spsuite.lanes import in_lane
-from spsuite.rank import Rank, Report, Task
+from spsuite.rank import Perform, Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.topology import parse_topology
-from spsuite.world import RankEnd, World, WorldError
+from spsuite.world import RankEnd, World, WorldError, WorldKind
 
 Observation = Dict[str, Any]
 # After these the ranks stand where they started, if all of them came back.
@@ -31,8 +31,8 @@ class Suite(Protocol):
     def absent(self, cell: Cell) -> Optional[str]:
         """In the parent: why this release cannot have the case at all, or None."""
 
-    def world_of(self, cell: Cell) -> str:
-        """In the parent: cells with the same answer may share a world."""
+    def world_of(self, cell: Cell) -> WorldKind:
+        """In the parent: the kind of world that the cell needs."""
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         """On a rank, in its lane: what it measured. A rank outside every group returns an empty report."""
@@ -64,12 +64,16 @@ def perform(me: Rank, task: Task) -> Report:
 class Observer:
     """Makes observations with worlds that stay up from one to the next."""
 
-    def __init__(self, world_size: int, limit: float, project: str) -> None:
+    def __init__(self, world_size: int, limit: float, project: str, perform: Perform = perform) -> None:
         self._world_size = world_size
         self._limit = limit
         self._project = project
+        self._perform = perform
         self._world: Optional[World] = None
-        self._world_is = ("", "")
+        self._world_is = ("", WorldKind(""))
+        # Of the same kind, forked while the ranks of a failure are given their grace.
+        self._next: Optional[World] = None
+        self._last: Optional[World] = None  # was stopped, and is closed while the next one works
 
     def observe(self, cell: Cell) -> Observation:
         """The observation of one cell. A hang or a death is looked at twice; the first outcome counts."""
@@ -83,16 +87,18 @@ class Observer:
         return observation
 
     def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
-            self._world = None
+        for world in (self._world, self._next, self._last):
+            if world is not None:
+                world.close()
+        self._world = self._next = self._last = None
 
     def _attempt(self, cell: Cell) -> Observation:
         suite = SUITES[cell.suite]
         missing = suite.absent(cell)
         if missing is not None:
             return _observation(cell, Account("absent", None, {}, missing), None, [])
-        world = self._world_for(cell.lane, suite.world_of(cell))
+        kind = suite.world_of(cell)
+        world = self._world_for(cell.lane, kind)
         task = {
             "suite": cell.suite,
             "case": cell.case,
@@ -101,24 +107,42 @@ class Observer:
             "parameters": dict(cell.parameters),
             "project": self._project,
         }
-        ends = [end for end in world.run(task, self._limit) if end.rank in cell.topology.members or _failed(end)]
+        if not kind.shared:
+            self._fork_next()
+        ends = world.run(task, self._limit, on_failure=self._fork_next)
         _import(world.imported)
-        observation = _judge(cell, ends, self._limit)
-        if observation["outcome"] not in _LEAVES_WORLD_FIT:
-            self.close()
+        observation = _judge(
+            cell, [end for end in ends if end.rank in cell.topology.members or _failed(end)], self._limit
+        )
+        if observation["outcome"] not in _LEAVES_WORLD_FIT or not kind.shared:
+            world.stop()
+            self._close_last()
+            self._world, self._last = None, world
         return observation
 
-    def _world_for(self, lane: str, kind: str) -> World:
+    def _world_for(self, lane: str, kind: WorldKind) -> World:
         wanted = ("nccl" if lane == "nccl" else "gloo", kind)
-        if self._world is not None and self._world_is != wanted:
+        if self._world_is != wanted:
             self.close()
-        if self._world is None:
-            try:
-                self._world = World(self._world_size, wanted[0], perform)
-            except WorldError:  # once is bad luck, twice is the machine
-                self._world = World(self._world_size, wanted[0], perform)
             self._world_is = wanted
+        if self._world is None:
+            self._fork_next()
+            assert self._next is not None
+            self._world, self._next = self._next, None
+            try:
+                self._world.meet()
+            except WorldError:  # once is bad luck, twice is the machine
+                self._world = World(self._world_size, wanted[0], self._perform).meet()
         return self._world
+
+    def _close_last(self) -> None:
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
+    def _fork_next(self) -> None:
+        if self._next is None:
+            self._next = World(self._world_size, self._world_is[0], self._perform)
 
 
 def _import(names: Sequence[str]) -> None:
@@ -227,8 +251,9 @@ class Record:
 
     def write(self, kind: str, content: Mapping[str, Any]) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({kind: _as_json(content)}) + "\n")
+            line = json.dumps({kind: _as_json(content)}) + "\n"
+            with self._path.open("ab", buffering=0) as file:  # in one piece, for several processes append to it
+                file.write(line.encode())
 
 
 def _as_json(value: Any) -> Any:

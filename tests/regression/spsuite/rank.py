@@ -15,7 +15,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -65,14 +65,22 @@ class Rank:
 Perform = Callable[[Rank, Task], Report]
 
 
+class RankFiles(NamedTuple):
+    """The store at which the ranks meet, and descriptors of what this rank prints and where it was stopped."""
+
+    store: str
+    output: int
+    stack: int
+
+
 def run_rank(
-    rank: int, world_size: int, backend: str, scratch: Path, channel: socket.socket, parent: int, perform: Perform
+    rank: int, world_size: int, backend: str, files: RankFiles, channel: socket.socket, parent: int, perform: Perform
 ) -> NoReturn:
     """Never returns and never raises: what goes wrong is reported over `channel` or shows as the end of the process."""
     try:
         die_with_parent(parent)
-        _settle(rank, scratch)
-        me = _join(rank, world_size, backend, scratch)
+        _settle(rank, files)
+        me = _join(rank, world_size, backend, files.store)
         send(channel, {"ready": True})
         while True:
             task = receive(channel)
@@ -87,32 +95,33 @@ def run_rank(
     os._exit(0)
 
 
-def _settle(rank: int, scratch: Path) -> None:
+def _settle(rank: int, files: RankFiles) -> None:
     """What a forked process has to change before it does anything else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which stops the ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setpgid(0, 0)  # so that whatever the code under test starts can be stopped with it
     poison_memory()
     null = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(str(scratch / f"rank{rank}.out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(files.output, 1)
+    os.dup2(files.output, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    stack = os.open(str(scratch / f"rank{rank}.stack"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
+    faulthandler.register(STACK_SIGNAL, file=files.stack, all_threads=True)
+    faulthandler.enable(
+        file=files.output
+    )  # pytest has it write elsewhere, where a crash of a rank would not be evidence
     random.seed(rank)
-    torch.manual_seed(rank)
+    torch.default_generator.manual_seed(rank)  # torch.manual_seed visits every accelerator, and their pages with it
     warnings.simplefilter("ignore")
 
 
-def _join(rank: int, world_size: int, backend: str, scratch: Path) -> Rank:
+def _join(rank: int, world_size: int, backend: str, path: str) -> Rank:
     device = torch.device("cpu")
     if backend == "nccl":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    store = dist.FileStore(str(scratch / "store"), world_size)
+    store = dist.FileStore(path, world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=NEVER)
     return Rank(rank, world_size, backend, device)
 

@@ -3,7 +3,8 @@
 The rules come from dead-locks. The parent has one thread and no CUDA, for what it locks would stay locked in its
 children. A world meets at a FileStore that is kept until all ranks are gone. A case begins and ends over pipes to the
 parent and never over the group under test, where a rank that skips a collective would pair with the next case's. Ranks
-leave by `os._exit`, since torch's destructors can wait for ever.
+leave by `os._exit`, since torch's destructors can wait for ever. The store's file, and those that ranks write to, are
+in memory and have no name: however a run ends, nothing of them remains.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence
 
 from spsuite.diagnosis import Event
 from spsuite.kernel import activity, seconds_without_processor
-from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, Task, run_rank
+from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, RankFiles, Task, run_rank
 
 READY_LIMIT = 60.0
 # After a first failure the other ranks may still fail by themselves. They are given up when all of them have been
@@ -35,6 +33,14 @@ _PATIENCE = 5  # times the limit, whatever the load
 _IDLE_NANOSECONDS = 1_000_000  # gloo's threads wake up for a moment now and then
 _STACK_WAIT = 0.4
 _OUTPUT_TAIL = 4000
+_FILE_TAIL = 20000
+
+
+class WorldKind(NamedTuple):
+    """Cells whose worlds have the same name may share one, unless it is not `shared`: then each has its own."""
+
+    name: str
+    shared: bool = True
 
 
 class WorldError(RuntimeError):
@@ -60,6 +66,7 @@ class _Member:
     rank: int
     pid: int
     channel: socket.socket
+    files: RankFiles
     received: bytearray = field(default_factory=bytearray)
     ended: Optional[Event] = None
 
@@ -79,32 +86,52 @@ class _Member:
 class World:
     """`world_size` ranks that perform tasks together. `close` ends them, and so does the end of this process.
 
+    They are forked at once and find each other by themselves; `meet` waits for that, and so does the first task.
+
     `imported` names the modules of torch that the last task made a rank import: every rank of every new world will,
     unless the parent has them.
     """
+
+    _open: ClassVar[List[World]] = []  # new ranks close what they inherit of these
 
     def __init__(self, world_size: int, backend: str, perform: Perform) -> None:
         self.world_size = world_size
         self.backend = backend
         self.imported: List[str] = []
-        self._scratch = Path(tempfile.mkdtemp(prefix="sp-compat-world-"))
+        self._store: Optional[int] = os.memfd_create("sp-compat-store")
         self._members: List[_Member] = []
+        self._met = False
         self._selector = selectors.DefaultSelector()
+        self._open.append(self)
         try:
             for rank in range(world_size):
                 self._members.append(self._fork(rank, perform))
-            self._meet()
         except BaseException:
             self.close()
             raise
 
-    def run(self, task: Task, limit: float) -> List[RankEnd]:
+    def meet(self) -> World:
+        """This world, once every rank has joined it. Raises WorldError when they do not."""
+        if self._met:
+            return self
+        ends: Dict[int, RankEnd] = {}
+        if self._gather(ends, time.monotonic() + READY_LIMIT, until_failure=True) or len(ends) < self.world_size:
+            late = sorted(set(range(self.world_size)) - set(ends))
+            outputs = "\n".join(filter(None, map(_output, self._members)))
+            self.close()
+            raise WorldError(f"the ranks of a {self.backend} world could not meet (missing: {late})\n{outputs}".strip())
+        self._met = True
+        return self
+
+    def run(self, task: Task, limit: float, on_failure: Callable[[], None] = lambda: None) -> List[RankEnd]:
         """Have every rank perform `task`; `limit` in seconds is how long they may make no progress.
 
         Returns when every rank has handed in a result or is known to have failed. After a failure the world is not
-        fit for another task and must be closed. On a busy machine the time that a rank spends waiting for a processor
-        does not count, or the load would invent hangs.
+        fit for another task and must be closed; `on_failure` is called as soon as one is seen, while others may still
+        follow. On a busy machine the time that a rank spends waiting for a processor does not count, or the load would
+        invent hangs.
         """
+        self.meet()
         ends: Dict[int, RankEnd] = {}
         before = {member.rank: seconds_without_processor(member.pid) for member in self._members}
         started = time.monotonic()
@@ -119,7 +146,9 @@ class World:
             deadline = started + limit + waited
             failed = self._gather(ends, deadline, until_failure=True)
         if failed:
-            self._gather(ends, time.monotonic() + GRACE, until_settled=True)
+            settling = _Settling(self._members)
+            on_failure()
+            self._gather(ends, time.monotonic() + GRACE, settling=settling)
         waiting = [member for member in self._members if member.rank not in ends]
         stacks = {} if failed else self._stacks(waiting)
         for member in waiting:
@@ -127,43 +156,57 @@ class World:
             ends[member.rank] = RankEnd(member.rank, event, stack=stacks.get(member.rank))
         for end in ends.values():
             if end.event.what in ("exited", "signalled", "silent"):
-                end.output = self._output(end.rank)
+                end.output = _output(self._members[end.rank])
         return [ends[rank] for rank in sorted(ends)]
 
-    def close(self) -> None:
-        """Stop every rank with whatever it started, reap it, and remove the store and the ranks' output."""
+    def stop(self) -> None:
+        """Kill every rank with whatever it started. `close` waits for them to be gone."""
         for member in self._members:
             _kill(member)
+
+    def close(self) -> None:
+        """Stop and reap every rank, and remove the store and the ranks' output."""
+        if self in self._open:
+            self._open.remove(self)
+        self.stop()
         for member in self._members:
             if member.ended is None:
                 with suppress(ChildProcessError):
                     os.waitpid(member.pid, 0)
             member.channel.close()
+            os.close(member.files.output)
+            os.close(member.files.stack)
         self._members = []
         self._selector.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._store is not None:
+            os.close(self._store)
+            self._store = None
 
     def _fork(self, rank: int, perform: Perform) -> _Member:
         parents_end, childs_end = socket.socketpair()
+        files = RankFiles(
+            store=f"/proc/{os.getpid()}/fd/{self._store}",
+            output=os.memfd_create(f"sp-compat-output-{rank}"),
+            stack=os.memfd_create(f"sp-compat-stack-{rank}"),
+        )
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            for member in self._members:
-                member.channel.close()
+            for world in self._open:
+                world._forget()
             parents_end.close()
-            run_rank(rank, self.world_size, self.backend, self._scratch, childs_end, parent, perform)
+            run_rank(rank, self.world_size, self.backend, files, childs_end, parent, perform)
         childs_end.close()
         parents_end.setblocking(False)
-        member = _Member(rank, pid, parents_end)
+        member = _Member(rank, pid, parents_end, files)
         self._selector.register(parents_end, selectors.EVENT_READ, member)
         return member
 
-    def _meet(self) -> None:
-        ends: Dict[int, RankEnd] = {}
-        if self._gather(ends, time.monotonic() + READY_LIMIT, until_failure=True) or len(ends) < self.world_size:
-            late = sorted(set(range(self.world_size)) - set(ends))
-            outputs = "\n".join(filter(None, (self._output(rank) for rank in range(self.world_size))))
-            raise WorldError(f"the ranks of a {self.backend} world could not meet (missing: {late})\n{outputs}".strip())
+    def _forget(self) -> None:
+        """On a rank of any world: let go of the parent's ends."""
+        for member in self._members:
+            member.channel.close()
+        self._selector.close()
 
     def _send(self, task: Task) -> None:
         body = json.dumps(task).encode()
@@ -174,13 +217,16 @@ class World:
             member.channel.setblocking(False)
 
     def _gather(
-        self, ends: Dict[int, RankEnd], deadline: float, until_failure: bool = False, until_settled: bool = False
+        self,
+        ends: Dict[int, RankEnd],
+        deadline: float,
+        until_failure: bool = False,
+        settling: Optional[_Settling] = None,
     ) -> bool:
-        """Collect what the ranks hand in until all have, or the deadline, or a failure, or the rest has settled.
+        """Collect what the ranks hand in until all have, or the deadline, or a failure, or the rest are `settling`.
 
         Returns whether a rank has failed.
         """
-        settling = _Settling(self._members) if until_settled else None
         failed = False
         while len(ends) < len(self._members):
             left = deadline - time.monotonic()
@@ -229,22 +275,10 @@ class World:
         while len(stacks) < len(members) and time.monotonic() < deadline:
             time.sleep(0.02)
             for member in members:
-                text = self._text(f"rank{member.rank}.stack")
+                text = _tail(member.files.stack)
                 if text and text.endswith("\n"):
                     stacks[member.rank] = text
         return stacks
-
-    def _output(self, rank: int) -> Optional[str]:
-        text = self._text(f"rank{rank}.out")
-        return text[-_OUTPUT_TAIL:] if text else None
-
-    def _text(self, name: str) -> str:
-        try:
-            with (self._scratch / name).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 20000))
-                return file.read().decode(errors="backslashreplace")
-        except OSError:
-            return ""
 
 
 class _Settling:
@@ -252,17 +286,28 @@ class _Settling:
 
     def __init__(self, members: Sequence[_Member]) -> None:
         self._members = members
-        self._before: Optional[int] = None
         self._since = time.monotonic()
+        self._before = activity(member.pid for member in members).nanoseconds
 
     def settled(self, ends: Dict[int, RankEnd]) -> bool:
         now = time.monotonic()
         found = activity(member.pid for member in self._members if member.rank not in ends)
-        worked = self._before is None or found.nanoseconds - self._before > _IDLE_NANOSECONDS
+        worked = found.nanoseconds - self._before > _IDLE_NANOSECONDS
         self._before = found.nanoseconds
         if found.running or worked:
             self._since = now
         return now - self._since >= SETTLED
+
+
+def _output(member: _Member) -> Optional[str]:
+    text = _tail(member.files.output)
+    return text[-_OUTPUT_TAIL:] if text else None
+
+
+def _tail(file: int) -> str:
+    """The end of what a rank has written; the file's position is the rank's."""
+    size = os.fstat(file).st_size
+    return os.pread(file, _FILE_TAIL, max(0, size - _FILE_TAIL)).decode(errors="backslashreplace")
 
 
 def _reap(member: _Member) -> Event:
