@@ -75,23 +75,8 @@ class Verdict:
 
     @cached_property
     def executed(self) -> bool:
-        """Whether any case ran: what torch does not offer was asked for, not run."""
-        return any(_ran(cell.observation) for cell in self.cells)
-
-    @cached_property
-    def right_on(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """By case and lane, the torch releases on which every cell that was measured is right or as designed."""
-        right: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
-        for cell in self.cells:
-            if not _ran(cell.observation) or cell.standing == "by design":
-                continue
-            torch = versions(cell.leg)[0] or "unknown"
-            of_case = right[cell.observation.name, cell.observation.lane]
-            of_case[torch] = of_case.get(torch, True) and not cell.failing
-        return {
-            key: tuple(sorted((torch for torch, well in of_case.items() if well), key=in_order))
-            for key, of_case in right.items()
-        }
+        """Whether any case ran."""
+        return any(ran(cell.observation) for cell in self.cells)
 
     @property
     def exit_code(self) -> int:
@@ -130,10 +115,10 @@ class Verdict:
         return f" in {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
     def _what_was_measured(self) -> str:
-        ran = [cell for cell in self.cells if _ran(cell.observation)]
-        right = sum(not cell.failing for cell in ran)
-        releases = {versions(cell.leg)[0] for cell in ran}
-        return f"{right} of {_number(len(ran), 'cell')} right on {_number(len(releases), 'torch release')}"
+        executed = [cell for cell in self.cells if ran(cell.observation)]
+        right = sum(not cell.failing for cell in executed)
+        releases = {versions(cell.leg)[0] for cell in executed}
+        return f"{right} of {_number(len(executed), 'cell')} right on {_number(len(releases), 'torch release')}"
 
     def _what_is_known(self) -> str:
         parts = []
@@ -181,7 +166,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
             earlier = was.pop(_cell_key(observation), None)
             issue = explanations.of(observation)
             judged[id(observation)] = _judge_cell(observation, leg, issue, earlier, counterpart)
-        unmeasured += sum(map(_ran, was.values()))
+        unmeasured += sum(map(ran, was.values()))
         shown |= explanations.shown
         measured |= explanations.measured
 
@@ -217,7 +202,7 @@ class _Explanations:
         for entry in self._covering(observation):
             if not entry.covers_cell(observation):
                 continue
-            if _ran(observation):
+            if ran(observation):
                 self.measured.add(entry.id)
             if entry.shows_in(observation):
                 self.shown.add(entry.id)
@@ -272,7 +257,8 @@ def _environment_at_fault(leg: Leg) -> bool:
     return leg.status == "environment-failed" and leg.reason != "machine"
 
 
-def _ran(observation: Observation) -> bool:
+def ran(observation: Observation) -> bool:
+    """Whether the case was run: what torch does not offer was asked for, not run."""
     return observation.outcome not in ("unsupported", "absent")
 
 

@@ -250,9 +250,6 @@ def test_the_first_run_of_the_project_is_green_with_the_known_issues_and_red_wit
         "No unexpected failure: 259 of 405 cells right on 3 torch releases, 116 failures known upstream, "
         "30 failing by design."
     )
-    assert with_them.right_on["collectives/all_gather", "nccl-path"] == ("2.3.1", "2.13.0")
-    assert with_them.right_on["collectives/broadcast", "gloo"] == ("2.2.2",)
-    assert with_them.right_on["loss/all_reduce_weighted", "nccl-path"] == ("2.2.2", "2.3.1", "2.13.0")
     without = judge(three_releases(), NONE, None, "regression")
     assert without.exit_code == 1
     assert without.sentence.startswith("146 new failures in collectives/gather, ")
