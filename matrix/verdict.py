@@ -61,7 +61,7 @@ class Verdict:
     legs: tuple[JudgedLeg, ...]
     fail_on: FailOn
     compared: bool  # whether there was a baseline
-    gone: tuple[KnownIssue, ...]  # known issues whose cells were measured, and none shows them
+    gone: tuple[KnownIssue, ...]  # known issues whose cells were measured and are right
     unmeasured: int  # cells of the baseline's legs that this run did not measure
 
     @cached_property
@@ -156,7 +156,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
 
     judged: dict[int, Cell] = {}
     shown: set[str] = set()
-    measured: set[str] = set()
+    looked_for: set[str] = set()
     unmeasured = 0
     for leg in results.legs:
         counterpart = before.get(leg.id)
@@ -168,7 +168,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
             judged[id(observation)] = _judge_cell(observation, leg, issue, earlier, counterpart)
         unmeasured += sum(map(ran, was.values()))
         shown |= explanations.shown
-        measured |= explanations.measured
+        looked_for |= explanations.looked_for
 
     cells = tuple(judged[id(observation)] for observation in results.observations if id(observation) in judged)
     return Verdict(
@@ -177,7 +177,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
         legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
         fail_on=fail_on,
         compared=baseline is not None,
-        gone=tuple(entry for entry in known_issues.entries if entry.id in measured - shown),
+        gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
         unmeasured=unmeasured,
     )
 
@@ -194,18 +194,19 @@ class _Explanations:
     def __init__(self, entries: tuple[KnownIssue, ...]) -> None:
         self._entries = entries
         self._of_case: dict[tuple[str, str], tuple[KnownIssue, ...]] = {}
-        self.measured: set[str] = set()  # entries whose cells were measured
-        self.shown: set[str] = set()
+        self.looked_for: set[str] = set()  # entries with a cell that is right
+        self.shown: set[str] = set()  # entries that are seen, or that another failure may hide
 
     def of(self, observation: Observation) -> KnownIssue | None:
         found = None
         for entry in self._covering(observation):
             if not entry.covers_cell(observation):
                 continue
-            if ran(observation):
-                self.measured.add(entry.id)
-            if entry.shows_in(observation):
+            if observation.outcome in FAILURES:
                 self.shown.add(entry.id)
+            elif ran(observation):
+                self.looked_for.add(entry.id)
+            if entry.shows_in(observation):
                 found = found or entry
         return found
 

@@ -206,6 +206,8 @@ def test_a_known_issue_that_no_longer_shows_is_listed_when_its_cells_were_measur
     assert verdict(msgspec.structs.replace(here, outcome="absent"), legs=[new], known=known).gone == ()
     shown = msgspec.structs.replace(here, topology="sp2-strided", outcome="wrong")
     assert verdict(here, shown, legs=[new], known=known).gone == ()
+    hidden = msgspec.structs.replace(shown, outcome="crash")  # by which one cannot see whether it is there
+    assert verdict(here, hidden, legs=[new], known=known).gone == ()
 
 
 # --- exit code and sentence -------------------------------------------------------------------------------------------
