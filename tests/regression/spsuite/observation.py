@@ -108,8 +108,8 @@ class Observer:
             "project": self._project,
         }
         if not kind.shared:
-            self._fork_next()
-        ends = world.run(task, self._limit, on_failure=self._fork_next)
+            self._fork_ahead()
+        ends = world.run(task, self._limit, on_failure=self._fork_ahead)
         _import(world.imported)
         observation = _judge(
             cell, [end for end in ends if end.rank in cell.topology.members or _failed(end)], self._limit
@@ -118,6 +118,8 @@ class Observer:
             world.stop()
             self._close_last()
             self._world, self._last = None, world
+            if world.backend == "nccl":
+                self._close_last()
         return observation
 
     def _world_for(self, lane: str, kind: WorldKind) -> World:
@@ -139,6 +141,11 @@ class Observer:
         if self._last is not None:
             self._last.close()
             self._last = None
+
+    def _fork_ahead(self) -> None:
+        """Two worlds at a time, but for GPUs: there each rank has one to itself."""
+        if self._world_is[0] != "nccl":
+            self._fork_next()
 
     def _fork_next(self) -> None:
         if self._next is None:
