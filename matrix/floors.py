@@ -96,8 +96,11 @@ class Floor:
         return sorted({*self.right, *self.wrong}, key=in_order)
 
     def contradicts(self, declared: Requirement) -> tuple[str, ...]:
-        """The releases that are admitted by what a package declares, and on which the case was measured wrong."""
-        if declared.name != self.package:
+        """The releases that are admitted by what a package declares, and on which the case was measured wrong.
+
+        None of a case that is right nowhere: no other floor would mend it.
+        """
+        if declared.name != self.package or not self.right:
             return ()
         numbers = {version: release(version) for version in self.wrong}
         return tuple(version for version, number in numbers.items() if number and declared.specifier.contains(number))

@@ -83,6 +83,7 @@ def test_a_declared_floor_that_admits_a_wrong_release() -> None:
     assert floor.contradicts(Requirement("torch>=2.3")) == ()
     assert floor.contradicts(Requirement("torch")) == ("2.1.2", "2.2.2")
     assert floor.contradicts(Requirement("numpy>=1")) == ()
+    assert torch_floor([], ["2.1.2"]).contradicts(Requirement("torch>=2.0")) == ()  # no floor would mend it
 
 
 def test_declarations_of_deepspeed_and_of_the_project() -> None:
