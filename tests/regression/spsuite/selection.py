@@ -16,13 +16,17 @@ EVERYWHERE = ("tokens", "heads", "kv_heads", "layout", "batch")
 
 @dataclass(frozen=True)
 class Cell:
-    """One observation to be made. `parameters` has a value for every axis of the case."""
+    """One observation to be made. `parameters` has a value for every axis of the case.
+
+    An observation may take several steps, each with other numbers; `step` says which of them this is.
+    """
 
     suite: str
     case: str
     lane: str
     topology: Topology
     parameters: Mapping[str, Value]
+    step: int = 0
 
     @property
     def name(self) -> str:
