@@ -1,7 +1,7 @@
 """A loss is right only together with one way to reduce its gradients, so all cells of a case have to want the same.
 
-A cell is judged without knowing how gradients will be reduced: `sum` and `mean` are both right. A loss that passes under
-`sum` here and under `mean` there is right under neither: whichever is used, its gradients are off by sp_size somewhere.
+A cell is judged without knowing how gradients will be reduced: `sum` and `mean` are both right. A loss that passes
+under `sum` here and `mean` there is right under neither: whichever is used, its gradients are off by sp_size somewhere.
 """
 
 from __future__ import annotations

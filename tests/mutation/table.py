@@ -698,10 +698,10 @@ FAULTS = [*LOSSES, *COLLECTIVES, *ATTENTION, *REDUCTIONS, *PRODUCT]
 # --- right ------------------------------------------------------------------------------------------------------------
 
 
-def _right_loss(name: str, style: str, convention: str, lane: str = "gloo") -> Right:
+def _right_loss(name: str, style: str, convention: str, lane: str = "gloo", needs: str | None = None) -> Right:
     only = {"topology": (_STRIDED, "sp4")}  # a run of all three costs half as much again
     where = Where(f"user/tests.mutation.right_losses:{name}", lane, only=only)
-    return Right(f"loss-{name}", style, where, convention=convention)
+    return Right(f"loss-{name}", style, where, convention=convention, needs=needs)
 
 
 _RIGHT_LOSSES = [
@@ -713,7 +713,7 @@ _RIGHT_LOSSES = [
     _right_loss("strides_respected", "Function, gradients that are not contiguous", "mean", "nccl-path"),
     _right_loss("own_shard_put_back", "gather without gradient, own shard put back", "sum"),
     _right_loss("own_mean_put_back", "gathered means, own one put back", "sum"),
-    _right_loss("whole_sequence_by_object", "counts as objects", "sum"),
+    _right_loss("whole_sequence_by_object", "counts as objects", "sum", needs="numpy"),
     _right_loss("all_reduced_shares", "F.all_reduce after dividing", "mean", "nccl-path"),
     _right_loss("all_reduced_rows", "F.all_reduce of every token", "mean", "nccl-path"),
     _right_loss("all_to_all_of_copies", "F.all_to_all_single", "mean", "nccl-path"),

@@ -65,10 +65,7 @@ class Suite:
         return WorldKind(deepspeed_release.WORLD + (" compiled" if calculation.compiled else ""))
 
     def steps(self, cell: Cell) -> int:
-        """A second one, for what a layer may remember or leave to the next, where all else is plain."""
-        calculation = CALCULATIONS[cell.case]
-        plain = cell.parameters.get("dtype") == "float32" and cell.parameters.get("checkpointing", "none") == "none"
-        return 2 if plain and not calculation.compiled and not calculation.needs_own_world else 1
+        return 1 if CALCULATIONS[cell.case].compiled else cell.steps
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         with sequence_parallel_group(me, cell) as group:

@@ -164,8 +164,7 @@ class Suite:
         return world_of_case(cell.case)
 
     def steps(self, cell: Cell) -> int:
-        """Two: a loss may remember the batch before, or leave a collective to the next one."""
-        return 2
+        return cell.steps
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)
@@ -187,6 +186,10 @@ class UserSuite(Suite):
     def world_of(self, cell: Cell) -> WorldKind:
         """A world for each observation: the code may patch torch, destroy groups, change the default dtype."""
         return WorldKind("user", shared=False)
+
+    def steps(self, cell: Cell) -> int:
+        """Two: nobody knows what the code remembers of a batch, and a world for each costs more than a step."""
+        return 2
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         """A loss that changed torch for the rest of the process, which it may, has taken its only step."""

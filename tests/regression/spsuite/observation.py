@@ -11,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
+import torch
+import torch.distributed as dist
+
 from spsuite import attention, collectives, engine, losses
 from spsuite.diagnosis import WORST_FIRST, Account, Judgement, account_for
 from spsuite.lanes import in_lane
@@ -62,8 +65,22 @@ def perform(me: Rank, task: Task) -> Report:
     """What a rank does with a task."""
     topology = parse_topology(task["topology"], me.world_size)
     cell = Cell(task["suite"], task["case"], task["lane"], topology, task["parameters"], task["step"])
+    if cell.step:
+        _reduce_over_all_ranks(me)
     with in_lane(cell):
         return SUITES[cell.suite].measure(me, cell, task)
+
+
+def _reduce_over_all_ranks(me: Rank) -> None:
+    """As training does between two steps. A collective that a rank has left over in the world pairs with this one."""
+    total = torch.tensor([float(me.rank + 1)], device=me.device)
+    dist.all_reduce(total)
+    expected = me.world_size * (me.world_size + 1) / 2
+    if float(total) != expected:
+        raise RuntimeError(
+            f"the ranks are out of step: a sum over all of them is {float(total):g} instead of {expected:g}, so some "
+            f"rank has called a collective that the others have not"
+        )
 
 
 # --- in the parent ----------------------------------------------------------------------------------------------------
@@ -115,7 +132,7 @@ class Observer:
             # A task of its own: in one task the collectives of two steps could pair, and nobody would see it.
             second, _ = self._step(world, replace(cell, step=1))
             fit = second["outcome"] in _LEAVES_WORLD_FIT
-            observation = _worse(observation, second)
+            observation = worse(observation, second)
         if not fit or not kind.shared:
             world.stop()
             self._close_last()
@@ -165,7 +182,7 @@ class Observer:
             self._next = World(self._world_size, self._world_is[0], self._perform)
 
 
-def _worse(first: Observation, second: Observation) -> Observation:
+def worse(first: Observation, second: Observation) -> Observation:
     """Of two steps of one cell the one with the worse outcome, the first if they are alike."""
     if _WORST_FIRST.index(second["outcome"]) < _WORST_FIRST.index(first["outcome"]):
         return {**second, "message": f"in the second step: {second['message']}"}
