@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from matrix import signs
+from matrix.conventions import hold_to_one_convention
 from matrix.known_issues import KnownIssue, KnownIssues, release, versions
 from matrix.results import FAILURES, Leg, Observation, Results
 
@@ -54,7 +55,8 @@ class JudgedLeg:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`results` are those that were judged, each observation with the known issue that explains it."""
+    """`results` are those that were judged: each observation with the known issue that explains it, and `wrong` where a
+    loss passes under another convention than elsewhere."""
 
     results: Results
     cells: tuple[Cell, ...]
@@ -145,7 +147,12 @@ class Verdict:
 
 
 def judge(results: Results, known_issues: KnownIssues, baseline: Results | None, fail_on: FailOn) -> Verdict:
-    """Without a baseline, or for what it has no counterpart of, a failure is new unless a known issue explains it."""
+    """Without a baseline, or for what it has no counterpart of, a failure is new unless a known issue explains it.
+
+    A loss whose cells pass under different conventions is wrong in the minority of them (see `conventions`).
+    """
+    results = hold_to_one_convention(results)
+    baseline = hold_to_one_convention(baseline) if baseline else None
     before = _pair_legs(results.legs, baseline.legs if baseline else [])
     by_leg: dict[str, list[Observation]] = defaultdict(list)
     for observation in results.observations:
