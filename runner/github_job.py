@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matrix.activity import PullRequestTarget, target_of
+from matrix.results import Source
 from runner.errors import UsageError
 
 API_URL = "https://api.github.com"
@@ -65,6 +67,13 @@ def read(environment: Mapping[str, str]) -> GitHubJob:
         summary=path("GITHUB_STEP_SUMMARY"),
         output=path("GITHUB_OUTPUT"),
     )
+
+
+def source(job: GitHubJob) -> Source:
+    """What a run measured, for its results."""
+    target = target_of(job.event, job.payload)
+    number = target.number if isinstance(target, PullRequestTarget) else None
+    return Source(repository=job.repository, sha=job.sha, ref=job.ref, pull_request=number)
 
 
 def _url(environment: Mapping[str, str], name: str, default: str) -> str:
