@@ -139,7 +139,10 @@ class StandIn:
             return Answer(404, {"message": "Not Found"})
         template, names = found
         operation = self._description.operations[sent.method, template]
-        self.violations += self._checker.request(sent) + self._unknown(operation, sent)
+        wrong = self._checker.request(sent) + self._unknown(operation, sent)
+        if wrong:
+            self.violations += wrong
+            return Answer(422, {"message": "Invalid request."})
         answer = self._carried_out(operation["operationId"], names, sent)
         if str(answer.status) in operation["responses"]:
             body = b"" if answer.body is None else json.dumps(answer.body).encode()
