@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matrix.marker import Marker, is_comment_id, parse
+from matrix.marker import BY_HAND, Marker, is_comment_id, parse
 
-COMMITS = ["a" * 40, "b" * 40, "c" * 40]
-HEAD = COMMITS[-1]
-GONE = "d" * 40
+HEAD = "a" * 40
+OLD = "b" * 40
 
-shas = st.sampled_from([*COMMITS, GONE, "e" * 40])
 markers = st.builds(
     Marker,
     st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
-    shas,
+    st.sampled_from([HEAD, OLD, "c" * 40]),
     st.integers(0, 10**18 - 1),
     st.integers(0, 10**9 - 1),
 )
@@ -43,26 +41,27 @@ def test_what_is_no_comment_id(text: str) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs"),
     [
-        (Marker("x", COMMITS[0], 9, 9), Marker("x", COMMITS[1], 1, 1)),
-        (Marker("x", COMMITS[1], 9, 9), Marker("x", HEAD, 1, 1)),
-        (Marker("x", GONE, 9, 9), Marker("x", COMMITS[0], 1, 1)),
-        (Marker("x", GONE, 1, 1), Marker("x", "e" * 40, 2, 1)),
-        (Marker("x", HEAD, 1, 3), Marker("x", HEAD, 2, 1)),
-        (Marker("x", HEAD, 2, 1), Marker("x", HEAD, 2, 2)),
+        (Marker("x", HEAD, 1, 1), Marker("x", OLD, 9, 9)),
+        (Marker("x", HEAD, 2, 1), Marker("x", HEAD, 1, 3)),
+        (Marker("x", HEAD, 2, 2), Marker("x", HEAD, 2, 1)),
+        (Marker("x", HEAD, BY_HAND, 0), Marker("x", OLD, 9, 9)),
     ],
 )
-def test_the_older_of_two(mine: Marker, theirs: Marker) -> None:
-    assert mine.is_older_than(theirs, HEAD, COMMITS)
-    assert not theirs.is_older_than(mine, HEAD, COMMITS)
+def test_the_newer_of_two(mine: Marker, theirs: Marker) -> None:
+    assert mine.may_write_over(theirs, HEAD)
+    assert not theirs.may_write_over(mine, HEAD)
 
 
-@given(st.lists(markers, min_size=3, max_size=3))
-def test_it_is_an_order(three: list[Marker]) -> None:
-    def older(one: Marker, other: Marker) -> bool:
-        return one.is_older_than(other, HEAD, COMMITS)
+@given(markers, markers)
+def test_only_the_newest_commit_is_written_and_then_only_by_newer_runs(one: Marker, other: Marker) -> None:
+    if one.may_write_over(other, HEAD):
+        assert one.sha == HEAD
+    if one.may_write_over(other, HEAD) and other.may_write_over(one, HEAD) and BY_HAND not in (one.run, other.run):
+        assert (one.sha, one.run, one.attempt) == (other.sha, other.run, other.attempt)
 
-    a, b, c = three
-    assert not older(a, a)
-    assert not (older(a, b) and older(b, a))
-    if older(a, b) and older(b, c):
-        assert older(a, c)
+
+def test_who_posts_by_hand_means_it() -> None:
+    by_hand, run = Marker("x", HEAD, BY_HAND, 0), Marker("x", HEAD, 5, 1)
+    assert by_hand.may_write_over(run, HEAD)
+    assert run.may_write_over(by_hand, HEAD)
+    assert not Marker("x", OLD, BY_HAND, 0).may_write_over(run, HEAD)
