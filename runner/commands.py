@@ -25,6 +25,7 @@ from matrix import (
     floors,
     known_issues,
     markdown,
+    marker,
     planning,
     releases,
     torch_requests,
@@ -37,9 +38,19 @@ from matrix.explanations import explanation_of
 from matrix.known_issues import KnownIssues
 from matrix.plan import LegPlan, Plan
 from matrix.planning import CurrentEnvironment, Machine
-from matrix.results import InvalidResults, Results, decode
+from matrix.results import Results, Source
 from matrix.verdict import Verdict
-from runner import checkouts, environments, interpreters, machine, package_index, suite
+from runner import (
+    checkouts,
+    environments,
+    github_job,
+    interpreters,
+    machine,
+    package_index,
+    results_files,
+    suite,
+    workflow_commands,
+)
 from runner import report as outputs
 from runner.cache import Cache, cache_root
 from runner.cli import LIST_BUDGET, program_version, size
@@ -49,11 +60,11 @@ from runner.leg import SuiteOptions
 from runner.measure_releases import Measuring
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
+from runner.results_files import RESULTS
 from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
 
 CONFIG = Path("sp-compat.yml")
-RESULTS = "results.json"
 
 
 # run, leg, plan
@@ -89,7 +100,7 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
     description = suite.load()
     config = _config(arguments, description)
     issues = _known_issues(config, description)
-    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    baseline = _baseline(arguments)
     missing = [name for name in arguments.pass_env if name not in os.environ]
     if missing:
         raise UsageError(f"--pass-env {missing[0]}: there is no such variable to pass on")
@@ -110,13 +121,22 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
                 tool_version=program_version(),
                 current=current,
             )
-            results = session.run(choose(planned))
+            results = msgspec.structs.replace(session.run(choose(planned)), source=_source(progress))
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
             _write_outputs(directory, judged)
             progress.close()
             _show(judged, directory, arguments.json)
             sys.stdout.flush()
     return judged.exit_code if interruption.exit_code is None else interruption.exit_code
+
+
+def _source(progress: Progress) -> Source:
+    """What a job of GitHub measures. A run needs to know nothing of that: where it makes no sense, that is said."""
+    try:
+        return github_job.source(github_job.read(os.environ))
+    except UsageError as error:
+        progress.note(f"the results will not say what was measured: {error}")
+        return Source()
 
 
 @dataclass(frozen=True)
@@ -320,9 +340,8 @@ def report(arguments: argparse.Namespace) -> int:
         Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
         description,
     )
-    documents = [document for path in arguments.paths for document in _results_below(path)]
-    results = documents[0] if len(documents) == 1 else _merged(documents)
-    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    results = results_files.together([one for path in arguments.paths for one in results_files.read_below(path)])
+    baseline = _baseline(arguments)
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
     first: Path = arguments.paths[0]
     directory = arguments.out or (first if first.is_dir() else first.parent)
@@ -330,43 +349,6 @@ def report(arguments: argparse.Namespace) -> int:
         _write_outputs(directory, judged)
     _show(judged, directory, arguments.json)
     return judged.exit_code
-
-
-def _results_below(path: Path) -> list[Results]:
-    """The document itself, the directory's, or those of the directories in it, as CI downloads artifacts."""
-    if not path.is_dir() or (path / RESULTS).exists():
-        return [_read_results(path)]
-    below = sorted(path.glob(f"*/{RESULTS}"))
-    if not below:
-        raise UsageError(f"{path} has no {RESULTS}, and no directory in it has one; name the directory a run wrote to")
-    return [_read_results(document) for document in below]
-
-
-def _merged(documents: Sequence[Results]) -> Results:
-    """Legs of all; of a leg that was run again, the newest run alone."""
-    newest: dict[str, Results] = {}
-    for document in sorted(documents, key=lambda document: document.generated_at):
-        newest.update({leg.id: document for leg in document.legs})
-    return msgspec.structs.replace(
-        max(documents, key=lambda document: document.generated_at),
-        legs=[leg for document in documents for leg in document.legs if newest[leg.id] is document],
-        observations=[
-            observation
-            for document in documents
-            for observation in document.observations
-            if newest.get(observation.leg) is document
-        ],
-    )
-
-
-def _read_results(path: Path) -> Results:
-    path = path / RESULTS if path.is_dir() else path
-    try:
-        return decode(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except InvalidResults as error:
-        raise UsageError(f"{path}: {error}") from None
 
 
 def _write_outputs(directory: Path, judged: Verdict) -> None:
@@ -403,6 +385,30 @@ def _verdict_as_json(judged: Verdict, directory: Path) -> dict[str, object]:
     }
 
 
+def _baseline(arguments: argparse.Namespace) -> Results | None:
+    if arguments.baseline in (None, "none"):
+        return None
+    if arguments.baseline != "auto":
+        return results_files.read(Path(arguments.baseline))
+    from runner import baselines  # imports the client of GitHub, which takes its time
+
+    found = baselines.find(github_job.read(os.environ), _comment_id(arguments), _agent())
+    print(f"sp-compat: {markdown.plain(found.sentence)}", file=sys.stderr)
+    return found.results
+
+
+def _comment_id(arguments: argparse.Namespace) -> str:
+    comment_id: str = arguments.comment_id
+    if not marker.is_comment_id(comment_id):
+        raise UsageError(f"--comment-id {comment_id!r}: write letters, digits, '.', '_' and '-', 64 of them at most")
+    return comment_id
+
+
+def _agent() -> str:
+    """How the program names itself to GitHub."""
+    return f"sp-compat/{program_version()}"
+
+
 def _known_issues(config: Config, description: SuiteDescription) -> KnownIssues:
     return known_issues.in_force(config.known_issues, lambda path: _read_text(Path(path), "the known issues"))
 
@@ -418,6 +424,39 @@ def _read_text(path: Path, what: str) -> str:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what} {path} cannot be read: it is not UTF-8") from None
+
+
+# comment
+
+
+def comment(arguments: argparse.Namespace) -> int:
+    """Says on standard output what it did. The verdict's exit code is that of `run` and `report`, not of this."""
+    job = github_job.read(os.environ)
+    comment_id = _comment_id(arguments)
+    description = suite.load()
+    config = configuration.with_options(
+        configuration.default(description),
+        Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
+        description,
+    )
+    results = results_files.read_untrusted(arguments.path)
+    baseline = _baseline(arguments)
+    judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
+
+    from runner import commenting  # imports the client, which takes its time
+
+    wish = commenting.Wish(arguments.mode, comment_id, arguments.pull_request, arguments.sha)
+    done = commenting.comment(job, wish, judged, _agent())
+    directory = arguments.out or (arguments.path if arguments.path.is_dir() else arguments.path.parent)
+    if done.body is not None:
+        with output_directory(directory.absolute()):
+            outputs.write_whole(directory / "comment.md", done.body.encode())
+    print(markdown.plain(done.sentence))
+    if done.recipe and job.in_actions:
+        print(workflow_commands.command("notice", done.recipe, title="sp-compat"))
+    elif done.recipe:
+        print(markdown.plain(done.recipe))
+    return 0
 
 
 # explain
