@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matrix.verdict import Verdict
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OUT = "out"
 LIST_BUDGET = "40G"
+RUNNERS = ("all", "cpu")
 
 DESCRIPTION = """\
 On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right
@@ -37,19 +40,22 @@ examples:
   sp-compat run --environment current --python /opt/conda/bin/python
 """,
     "plan": """\
-example:
+examples:
   sp-compat plan --torch '>=2.1,<2.4' --json
+  sp-compat plan --runners all --json > plan.json      for jobs on the configuration's runners
 """,
     "leg": """\
 examples:
   sp-compat leg torch2.2.2-dsnone-py3.11-cpu --out out/torch2.2.2
   sp-compat leg --torch 2.2.2 --out out/torch2.2.2
+  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --plan plan.json
   sp-compat report out/*/results.json --out out
 """,
     "report": """\
 examples:
   sp-compat report out/
   sp-compat report first/results.json second/results.json --out both/
+  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
 """,
     "explain": """\
 example:
@@ -79,10 +85,16 @@ examples:
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback."""
+def main(
+    arguments: Sequence[str] | None = None, *, concluded: Callable[[Verdict, Path], None] = lambda verdict, out: None
+) -> int:
+    """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback.
+
+    `concluded` is told the verdict, and the directory that the report was written to, of a command that has one.
+    """
     try:
         namespace = parser().parse_args(arguments)
+        namespace.concluded = concluded
         command: Callable[[argparse.Namespace], int] = namespace.command
         code = command(namespace)
         sys.stdout.flush()
@@ -141,12 +153,19 @@ def parser() -> argparse.ArgumentParser:
 
     plan = add("plan", "show what `run` would do, without doing it", _command("plan"))
     _add_selection(plan)
-    plan.add_argument("--json", action="store_true", help="for a program")
+    plan.add_argument("--json", action="store_true", help="for a program, and for `leg --plan`")
+    plan.add_argument(
+        "--runners",
+        choices=RUNNERS,
+        help="plan for the runners that the configuration names, not for this machine: all of them, or cpu alone, for "
+        "code that is not trusted with GPUs",
+    )
 
     leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg"))
     leg.add_argument(
         "id", nargs="?", metavar="LEG", help="its id, as `plan` shows it; not needed where there is one leg"
     )
+    leg.add_argument("--plan", type=Path, metavar="FILE", help="the leg is one of this plan, of `plan --json`")
     _add_selection(leg)
     _add_execution(leg)
 
@@ -159,6 +178,10 @@ def parser() -> argparse.ArgumentParser:
         help="a results.json, or a directory that has one or whose directories do",
     )
     report.add_argument("--out", type=Path, metavar="DIR", help="where to write it (default: the directory of PATH)")
+    report.add_argument(
+        "--plan", type=Path, metavar="FILE", help="show each leg of this plan, of `plan --json`, also one that was lost"
+    )
+    _add_config(report)
     _add_judgement(report)
     _add_manner(report)
 
@@ -186,7 +209,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     several("--exclude", "PATTERN", "cases to leave out, loss/* or gloo:collectives/all_to_all")
     group.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
     group.add_argument("--thorough", action="store_true", help="the full product of every case's variants")
-    group.add_argument("--config", type=Path, metavar="FILE", help="default: sp-compat.yml, where there is one")
+    _add_config(group)
 
     group = parser.add_argument_group("environments")
     group.add_argument(
@@ -196,6 +219,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
     _add_judgement(parser)
+
+
+def _add_config(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="default: sp-compat.yml, where there is one")
 
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:
