@@ -80,7 +80,7 @@ def test_a_class_of_runners_that_is_left_out_has_no_leg() -> None:
     left_out = Machine(gpus=4, without={"nccl": "runners.nccl names no runner"})
     assert {leg.runner for leg in planned(Machine(gpus=4))[0].legs} == {"cpu", "nccl"}
     assert {leg.runner for leg in planned(left_out)[0].legs} == {"cpu"}
-    with pytest.raises(NothingLeft, match="--lane: no leg is left to run: runners.nccl names no runner"):
+    with pytest.raises(NothingLeft, match=r"--lane: no leg is left to run: runners\.nccl names no runner"):
         planned(left_out, lanes=("nccl",))
 
 

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs sp-compat for one step of a workflow and runs the action: in a virtual environment of its own, on any
+# Python from 3.10 on, without changing anything of the job's environment. The inputs are in SP_COMPAT_INPUT_*.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+temporary=${RUNNER_TEMP:?sp-compat: RUNNER_TEMP is not set; this script is for a step of a workflow}
+# Several versions of the action in one job do not share an installation.
+venv="$temporary/sp-compat-$(printf '%s' "$here" | cksum | cut -d ' ' -f 1)"
+log="$venv.log"
+
+refuse() {
+  echo "::error title=sp-compat::$1"
+  exit 4
+}
+
+if [ ! -e "$venv/complete" ]; then
+  python=
+  found=
+  for name in python3 python python3.14 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3; do
+    version=$("$name" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+    "$name" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { found="$found $name is $version;"; continue; }
+    "$name" -I -c 'import ensurepip, venv' 2>/dev/null || { found="$found $name ($version) has no venv;"; continue; }
+    python=$name
+    break
+  done
+  [ -n "$python" ] || refuse "sp-compat needs Python 3.10 or newer with venv, and there is none:${found:- no python3;} install it (apt-get install python3 python3-venv) or put actions/setup-python before this step"
+
+  rm -rf "$venv"
+  # What the job sets for its own installations is not for this one; where packages come from is.
+  if ! (
+    unset PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON PIP_REQUIREMENT \
+      PIP_CONSTRAINT PIP_BUILD_CONSTRAINT PIP_REQUIRE_HASHES PIP_NO_DEPS PIP_NO_BUILD_ISOLATION
+    export PIP_USER=0 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_VIRTUALENV=0
+    "$python" -I -m venv "$venv" && "$venv/bin/python" -I -m pip install --quiet "$here"
+  ) >"$log" 2>&1; then
+    sed 's/^/    /' "$log" >&2
+    refuse "sp-compat cannot be installed with $("$python" -V 2>&1); the reason is above"
+  fi
+  touch "$venv/complete"
+fi
+
+exec "$venv/bin/python" -I -m runner.action
