@@ -85,12 +85,22 @@ examples:
 }
 
 
+def say(sentence: str) -> None:
+    from matrix import markdown
+
+    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+
+
 def main(
-    arguments: Sequence[str] | None = None, *, concluded: Callable[[Verdict, Path], None] = lambda verdict, out: None
+    arguments: Sequence[str] | None = None,
+    *,
+    concluded: Callable[[Verdict, Path], None] = lambda verdict, directory: None,
+    say: Callable[[str], None] = say,
 ) -> int:
     """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback.
 
-    `concluded` is told the verdict, and the directory that the report was written to, of a command that has one.
+    `concluded` is told the verdict, and the directory that the report was written to, of a command that has one;
+    `say` is told in one sentence why a command cannot be run.
     """
     try:
         namespace = parser().parse_args(arguments)
@@ -100,22 +110,22 @@ def main(
         sys.stdout.flush()
     except KeyboardInterrupt as interruption:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say(str(interruption) or "interrupted")
+        say(str(interruption) or "interrupted")
         return getattr(interruption, "exit_code", 130)
     except BrokenPipeError:
         # The reader of our output has left, `| head` for one. Python would complain again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        return _failed(error)
+        return _failed(error, say)
     return code
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, say: Callable[[str], None]) -> int:
     """Failures that are meant for the user carry their exit code; of any other the traceback is kept in a file."""
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
-        _say(str(error))
+        say(str(error))
         return code
     import tempfile
     import traceback
@@ -124,14 +134,8 @@ def _failed(error: Exception) -> int:
         "w", prefix="sp-compat-", suffix="-traceback.txt", delete=False, encoding="utf-8", errors="backslashreplace"
     ) as file:
         file.write("".join(traceback.format_exception(error)))
-    _say(f"a mistake in sp-compat itself, please report it with the file {file.name} ({type(error).__name__}: {error})")
+    say(f"a mistake in sp-compat itself, please report it with the file {file.name} ({type(error).__name__}: {error})")
     return 4
-
-
-def _say(sentence: str) -> None:
-    from matrix import markdown
-
-    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
 
 
 # The words
