@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matrix.marker import COMMENT_ID
+
 if TYPE_CHECKING:
     from matrix.verdict import Verdict
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 OUT = "out"
 LIST_BUDGET = "40G"
+MODES = ("always", "changes", "failures", "off")
 RUNNERS = ("all", "cpu")
 
 DESCRIPTION = """\
@@ -56,6 +59,12 @@ examples:
   sp-compat report out/
   sp-compat report first/results.json second/results.json --out both/
   sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
+""",
+    "comment": """\
+examples:
+  sp-compat comment out/                                 in a workflow of GitHub: on the event's pull request
+  sp-compat comment out/ --pull-request 7 --comment changes
+  sp-compat comment out/ --comment-id nightly            one of several comments on a pull request
 """,
     "explain": """\
 example:
@@ -189,6 +198,23 @@ def parser() -> argparse.ArgumentParser:
     _add_judgement(report)
     _add_manner(report)
 
+    comment = add(
+        "comment",
+        "post the verdict on the pull request, or bring the comment that is there up to date",
+        _command("comment"),
+    )
+    comment.add_argument(
+        "path",
+        nargs="?",
+        type=Path,
+        default=Path(OUT),
+        metavar="PATH",
+        help=f"a results.json, a directory that has one or whose directories do (default: {OUT})",
+    )
+    _add_commenting(comment)
+    _add_config(comment)
+    _add_judgement(comment)
+
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
@@ -236,6 +262,25 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--fail-on", metavar="WHAT", help="regression, unexpected, any or never (default: regression)")
     group.add_argument("--baseline", type=Path, metavar="PATH", help="results.json to compare with, or its directory")
+
+
+def _add_commenting(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the comment")
+    group.add_argument(
+        "--comment",
+        dest="mode",
+        choices=MODES,
+        default=MODES[0],
+        help="always; where something changed; where something fails; off (default: always)",
+    )
+    group.add_argument(
+        "--comment-id", default=COMMENT_ID, metavar="ID", help=f"tells several matrices apart (default: {COMMENT_ID})"
+    )
+    group.add_argument("--pull-request", type=number, metavar="N", help="default: the one of the workflow's event")
+    group.add_argument(
+        "--sha", type=sha, metavar="SHA", help="the head commit that was measured (default: the event's)"
+    )
+    group.add_argument("--out", type=Path, metavar="DIR", help="for comment.md (default: the directory of PATH)")
 
 
 def _add_execution(parser: argparse.ArgumentParser) -> None:
@@ -383,6 +428,18 @@ def positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"found {text!r}; write a number of seconds greater than 0")
     return number
+
+
+def number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a pull request, such as 7")
+    return int(text)
+
+
+def sha(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(f"found {text!r}; write the whole name of a commit, 40 hexadecimal digits")
+    return text
 
 
 if __name__ == "__main__":

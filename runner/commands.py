@@ -24,6 +24,7 @@ from matrix import (
     deepspeed_requests,
     known_issues,
     markdown,
+    marker,
     plan_document,
     planning,
     releases,
@@ -38,9 +39,19 @@ from matrix.known_issues import KnownIssues
 from matrix.lost_legs import with_lost_legs
 from matrix.plan import LegPlan, Plan
 from matrix.planning import CurrentEnvironment, Machine
-from matrix.results import InvalidResults, Results, Tool, decode
+from matrix.results import Results, Tool
 from matrix.verdict import Verdict
-from runner import checkouts, environments, interpreters, machine, package_index, suite
+from runner import (
+    checkouts,
+    environments,
+    github_job,
+    interpreters,
+    machine,
+    package_index,
+    results_files,
+    suite,
+    workflow_commands,
+)
 from runner import report as outputs
 from runner.cache import Cache, cache_root
 from runner.cli import LIST_BUDGET, program_version, size
@@ -50,13 +61,13 @@ from runner.leg import SuiteOptions
 from runner.measure_releases import Measuring
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
+from runner.results_files import RESULTS
 from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
 
 MakePlan = Callable[[argparse.Namespace, Config, SuiteDescription, "_Work"], "tuple[Plan, Ready | None]"]
 
 CONFIG = Path("sp-compat.yml")
-RESULTS = "results.json"
 
 
 # run, leg, plan
@@ -97,7 +108,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
     description = suite.load()
     config = _config(arguments, description)
     issues = _known_issues(config, description)
-    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
     missing = [name for name in arguments.pass_env if name not in os.environ]
     if missing:
         raise UsageError(f"--pass-env {missing[0]}: there is no such variable to pass on")
@@ -118,7 +129,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
                 tool_version=program_version(),
                 current=current,
             )
-            results = session.run(planned)
+            results = msgspec.structs.replace(session.run(planned), source=github_job.read(os.environ).source)
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
             _write_outputs(directory, judged)
             progress.close()
@@ -179,6 +190,12 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
             "--python names the interpreter that --environment current measures; add that, or leave it out"
         )
     return config
+
+
+def _judging_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+    """For what was measured elsewhere: known issues and `fail-on` are all that is asked of it."""
+    options = Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on)
+    return configuration.with_options(_config_file(arguments, description), options, description)
 
 
 def _config_file(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
@@ -345,16 +362,13 @@ def _only(plan: Plan, wanted: str | None) -> Plan:
 
 def report(arguments: argparse.Namespace) -> int:
     description = suite.load()
-    config = configuration.with_options(
-        _config_file(arguments, description),
-        Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
-        description,
-    )
+    config = _judging_config(arguments, description)
     if arguments.plan is None:
-        results = _merged([_read_results(document) for path in arguments.paths for document in _documents(path)])
+        documents = [one for path in arguments.paths for one in results_files.read_below(path)]
+        results = results_files.together(documents)
     else:
         results = _results_of_plan(arguments.paths, _read_plan(arguments.plan))
-    baseline = _read_results(arguments.baseline) if arguments.baseline else None
+    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
     first: Path = arguments.paths[0]
     directory = arguments.out or (first if first.is_dir() else first.parent)
@@ -366,22 +380,12 @@ def report(arguments: argparse.Namespace) -> int:
     return judged.exit_code
 
 
-def _documents(path: Path) -> list[Path]:
-    """The document itself, the directory's, or those of the directories in it, as CI downloads artifacts."""
-    if not path.is_dir() or (path / RESULTS).exists():
-        return [path]
-    below = sorted(path.glob(f"*/{RESULTS}"))
-    if not below:
-        raise UsageError(f"{path} has no {RESULTS}, and no directory in it has one; name the directory a run wrote to")
-    return below
-
-
 def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
     """What the jobs of a plan have handed in. One that handed in nothing, or nothing of use, does not stop the rest."""
     documents, refused = [], []
     for document in (document for path in paths for document in sorted(path.glob(f"**/{RESULTS}"))):
         try:
-            documents.append(_read_results(document))
+            documents.append(results_files.read(document))
         except UsageError as error:
             refused.append(str(error))
     for sentence in refused:
@@ -389,39 +393,11 @@ def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
     nothing = Results(
         generated_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         tool=Tool(version=program_version()),
+        source=github_job.read(os.environ).source,
         legs=[],
         observations=[],
     )
-    return with_lost_legs(_merged(documents) if documents else nothing, plan)
-
-
-def _merged(documents: Sequence[Results]) -> Results:
-    """Legs of all; of a leg that was run again, the newest run alone."""
-    if len(documents) == 1:
-        return documents[0]
-    newest: dict[str, Results] = {}
-    for document in sorted(documents, key=lambda document: document.generated_at):
-        newest.update({leg.id: document for leg in document.legs})
-    return msgspec.structs.replace(
-        max(documents, key=lambda document: document.generated_at),
-        legs=[leg for document in documents for leg in document.legs if newest[leg.id] is document],
-        observations=[
-            observation
-            for document in documents
-            for observation in document.observations
-            if newest.get(observation.leg) is document
-        ],
-    )
-
-
-def _read_results(path: Path) -> Results:
-    path = path / RESULTS if path.is_dir() else path
-    try:
-        return decode(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except InvalidResults as error:
-        raise UsageError(f"{path}: {error}") from None
+    return with_lost_legs(results_files.together(documents) if documents else nothing, plan)
 
 
 def _write_outputs(directory: Path, judged: Verdict) -> None:
@@ -471,6 +447,38 @@ def _read_text(path: Path, what: str) -> str:
         raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{what} {path} cannot be read: it is not UTF-8") from None
+
+
+# comment
+
+
+def comment(arguments: argparse.Namespace) -> int:
+    """Says on standard output what it did. The verdict's exit code is that of `run` and `report`, not of this."""
+    job = github_job.read(os.environ)
+    if not marker.is_comment_id(arguments.comment_id):
+        raise UsageError(
+            f"--comment-id {arguments.comment_id!r}: write letters, digits, '.', '_' and '-', 64 of them at most"
+        )
+    description = suite.load()
+    config = _judging_config(arguments, description)
+    results = results_files.read_untrusted(arguments.path)
+    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
+    judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
+
+    from runner import commenting  # imports the client, which takes its time
+
+    wish = commenting.Wish(arguments.mode, arguments.comment_id, arguments.pull_request, arguments.sha)
+    done = commenting.comment(job, wish, judged, f"sp-compat/{program_version()}")
+    directory = arguments.out or (arguments.path if arguments.path.is_dir() else arguments.path.parent)
+    if done.body is not None:
+        with output_directory(directory.absolute()):
+            outputs.write_whole(directory / "comment.md", done.body.encode())
+    print(markdown.plain(done.sentence))
+    if done.recipe and job.in_actions:
+        print(workflow_commands.command("notice", done.recipe, title="sp-compat"))
+    elif done.recipe:
+        print(markdown.plain(done.recipe))
+    return 0
 
 
 # explain

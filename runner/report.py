@@ -20,11 +20,11 @@ def write_outputs(directory: Path, verdict: Verdict) -> tuple[Path, ...]:
     }
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        _write_whole(directory / name, content)
+        write_whole(directory / name, content)
     return tuple(directory / name for name in contents)
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """By a rename, so that a reader, or a run that is killed, never meets half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
