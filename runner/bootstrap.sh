@@ -47,9 +47,9 @@ install it (apt-get install python3 python3-venv), or put actions/setup-python b
     export PIP_USER=0 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_VIRTUALENV=0
     "$python" -I -m venv --without-pip "$venv" &&
       if own_pip "$python"; then
-        "$python" -I -m pip --python "$venv/bin/python" install --quiet "$here"
+        "$python" -I -m pip --python "$venv/bin/python" install --quiet --no-compile "$here"
       else
-        "$venv/bin/python" -I -m ensurepip && "$venv/bin/python" -I -m pip install --quiet "$here"
+        "$venv/bin/python" -I -m ensurepip && "$venv/bin/python" -I -m pip install --quiet --no-compile "$here"
       fi
   ) >"$log" 2>&1; then
     sed 's/^/    /' "$log" >&2
