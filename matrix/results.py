@@ -137,9 +137,17 @@ def decode(document: bytes) -> Results:
     try:
         return msgspec.json.decode(document, type=Results)
     except msgspec.MsgspecError as error:
-        raise InvalidResults(f"not a results.json of schema version {SCHEMA_VERSION}: {error}") from None
+        raise InvalidResults(f"not a results.json of schema version {SCHEMA_VERSION}: {_told(error)}") from None
+    except RecursionError:
+        raise InvalidResults("not a results.json: it is nested without end") from None
     except UnicodeDecodeError:
         raise InvalidResults("not a results.json: the file is not UTF-8") from None
+
+
+def _told(error: msgspec.MsgspecError) -> str:
+    """What was found stands at the beginning and can be of any length; where, at the end."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= 400 else f"{words[:200]}…{words[-200:]}"
 
 
 def encode(results: Results) -> bytes:

@@ -94,8 +94,14 @@ def arguments(inputs: Inputs, *, trusted: bool) -> list[str]:
 
 def comment(inputs: Inputs, path: str) -> list[str]:
     """The command line that posts what is in `path`."""
-    options = [f"--comment={inputs.comment}", *_option("--comment-id", inputs.comment_id)]
-    return ["comment", *options, *_option("--config", inputs.config), *_judgement(inputs), "--", path]
+    return [
+        "comment",
+        f"--comment={inputs.comment}",
+        *_option("--config", inputs.config),
+        *_judgement(inputs),
+        "--",
+        path,
+    ]
 
 
 def _selection(inputs: Inputs) -> list[str]:
@@ -116,8 +122,11 @@ def _execution(inputs: Inputs) -> list[str]:
 
 
 def _judgement(inputs: Inputs) -> list[str]:
-    baseline = "" if inputs.baseline == "none" else inputs.baseline
-    return [*_option("--fail-on", inputs.fail_on), *_option("--baseline", baseline)]
+    return [
+        *_option("--fail-on", inputs.fail_on),
+        *_option("--baseline", inputs.baseline),
+        *_option("--comment-id", inputs.comment_id),
+    ]
 
 
 def _option(name: str, value: str) -> list[str]:

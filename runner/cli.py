@@ -261,7 +261,18 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
         "--known-issues", metavar="FILE", help="added to the built-in ones; none: no known issues at all"
     )
     group.add_argument("--fail-on", metavar="WHAT", help="regression, unexpected, any or never (default: regression)")
-    group.add_argument("--baseline", type=Path, metavar="PATH", help="results.json to compare with, or its directory")
+    group.add_argument(
+        "--baseline",
+        metavar="PATH",
+        help="results.json to compare with, or its directory; auto: that of the newest run on GitHub where this change "
+        "began, or before; none",
+    )
+    group.add_argument(
+        "--comment-id",
+        default=COMMENT_ID,
+        metavar="ID",
+        help=f"tells several matrices of a repository apart, their comments and baselines (default: {COMMENT_ID})",
+    )
 
 
 def _add_commenting(parser: argparse.ArgumentParser) -> None:
@@ -272,9 +283,6 @@ def _add_commenting(parser: argparse.ArgumentParser) -> None:
         choices=MODES,
         default=MODES[0],
         help="always; where something changed; where something fails; off (default: always)",
-    )
-    group.add_argument(
-        "--comment-id", default=COMMENT_ID, metavar="ID", help=f"tells several matrices apart (default: {COMMENT_ID})"
     )
     group.add_argument("--pull-request", type=number, metavar="N", help="default: the one of the workflow's event")
     group.add_argument(

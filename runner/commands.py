@@ -39,7 +39,7 @@ from matrix.known_issues import KnownIssues
 from matrix.lost_legs import with_lost_legs
 from matrix.plan import LegPlan, Plan
 from matrix.planning import CurrentEnvironment, Machine
-from matrix.results import Results, Tool
+from matrix.results import Results, Source, Tool
 from matrix.verdict import Verdict
 from runner import (
     checkouts,
@@ -108,7 +108,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
     description = suite.load()
     config = _config(arguments, description)
     issues = _known_issues(config, description)
-    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
+    baseline = _baseline(arguments)
     missing = [name for name in arguments.pass_env if name not in os.environ]
     if missing:
         raise UsageError(f"--pass-env {missing[0]}: there is no such variable to pass on")
@@ -129,7 +129,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
                 tool_version=program_version(),
                 current=current,
             )
-            results = msgspec.structs.replace(session.run(planned), source=github_job.read(os.environ).source)
+            results = msgspec.structs.replace(session.run(planned), source=_source(progress))
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
             _write_outputs(directory, judged)
             progress.close()
@@ -137,6 +137,15 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
             sys.stdout.flush()
             arguments.concluded(judged, directory)
     return judged.exit_code if interruption.exit_code is None else interruption.exit_code
+
+
+def _source(progress: Progress) -> Source:
+    """What a job of GitHub measures. A run needs to know nothing of that: where it makes no sense, that is said."""
+    try:
+        return github_job.source(github_job.read(os.environ))
+    except UsageError as error:
+        progress.note(f"the results will not say what was measured: {error}")
+        return Source()
 
 
 @dataclass(frozen=True)
@@ -368,7 +377,7 @@ def report(arguments: argparse.Namespace) -> int:
         results = results_files.together(documents)
     else:
         results = _results_of_plan(arguments.paths, _read_plan(arguments.plan))
-    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
+    baseline = _baseline(arguments)
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
     first: Path = arguments.paths[0]
     directory = arguments.out or (first if first.is_dir() else first.parent)
@@ -393,7 +402,7 @@ def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
     nothing = Results(
         generated_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         tool=Tool(version=program_version()),
-        source=github_job.read(os.environ).source,
+        source=github_job.source(github_job.read(os.environ)),
         legs=[],
         observations=[],
     )
@@ -432,6 +441,30 @@ def _verdict_as_json(judged: Verdict, directory: Path) -> dict[str, object]:
     }
 
 
+def _baseline(arguments: argparse.Namespace) -> Results | None:
+    if arguments.baseline in (None, "none"):
+        return None
+    if arguments.baseline != "auto":
+        return results_files.read(Path(arguments.baseline))
+    from runner import baselines  # imports the client of GitHub, which takes its time
+
+    found = baselines.find(github_job.read(os.environ), _comment_id(arguments), _agent())
+    print(f"sp-compat: {markdown.plain(found.sentence)}", file=sys.stderr)
+    return found.results
+
+
+def _comment_id(arguments: argparse.Namespace) -> str:
+    comment_id: str = arguments.comment_id
+    if not marker.is_comment_id(comment_id):
+        raise UsageError(f"--comment-id {comment_id!r}: write letters, digits, '.', '_' and '-', 64 of them at most")
+    return comment_id
+
+
+def _agent() -> str:
+    """How the program names itself to GitHub."""
+    return f"sp-compat/{program_version()}"
+
+
 def _known_issues(config: Config, description: SuiteDescription) -> KnownIssues:
     return known_issues.in_force(config.known_issues, lambda path: _read_text(Path(path), "the known issues"))
 
@@ -455,20 +488,17 @@ def _read_text(path: Path, what: str) -> str:
 def comment(arguments: argparse.Namespace) -> int:
     """Says on standard output what it did. The verdict's exit code is that of `run` and `report`, not of this."""
     job = github_job.read(os.environ)
-    if not marker.is_comment_id(arguments.comment_id):
-        raise UsageError(
-            f"--comment-id {arguments.comment_id!r}: write letters, digits, '.', '_' and '-', 64 of them at most"
-        )
+    comment_id = _comment_id(arguments)
     description = suite.load()
     config = _judging_config(arguments, description)
     results = results_files.read_untrusted(arguments.path)
-    baseline = results_files.read(arguments.baseline) if arguments.baseline else None
+    baseline = _baseline(arguments)
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
 
     from runner import commenting  # imports the client, which takes its time
 
-    wish = commenting.Wish(arguments.mode, arguments.comment_id, arguments.pull_request, arguments.sha)
-    done = commenting.comment(job, wish, judged, f"sp-compat/{program_version()}")
+    wish = commenting.Wish(arguments.mode, comment_id, arguments.pull_request, arguments.sha)
+    done = commenting.comment(job, wish, judged, _agent())
     directory = arguments.out or (arguments.path if arguments.path.is_dir() else arguments.path.parent)
     if done.body is not None:
         with output_directory(directory.absolute()):

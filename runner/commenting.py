@@ -56,8 +56,11 @@ def comment(job: GitHubJob, wish: Wish, verdict: Verdict, agent: str, patience: 
     hub = GitHub(job.api_url, job.repository, job.token, agent, patience)
     draft = Message(Marker(wish.comment_id, ""), lambda limit: comments.render(verdict, limit))
     try:
-        pull = _pull_request(hub, target, verdict.results.source.pull_request)
-        if pull is None:
+        if isinstance(target, PullRequestTarget):
+            pull = hub.pull_request(target.number)
+        elif (found := pull_request_of(hub, target, verdict.results.source.pull_request)) is not None:
+            pull = found
+        else:
             return Done(f"no comment: no pull request has the commit {target.head_sha}", draft.body())
         message = Message(_marker(job, wish, target, pull), draft.render)
         outcome = posting.post(hub, pull.number, message, create=decision.create)
@@ -77,10 +80,8 @@ def _target(job: GitHubJob, wish: Wish) -> activity.Target:
     return PullRequestTarget(wish.pull_request, target.head_sha if isinstance(target, HeadTarget) else None)
 
 
-def _pull_request(hub: GitHub, target: PullRequestTarget | HeadTarget, claimed: int | None) -> PullRequest | None:
+def pull_request_of(hub: GitHub, target: HeadTarget, claimed: int | None = None) -> PullRequest | None:
     """The number of a fork's pull request is GitHub's answer, never the fork's: `claimed` only chooses among those."""
-    if isinstance(target, PullRequestTarget):
-        return hub.pull_request(target.number)
     found: list[PullRequest] = []
     if target.owner and target.branch:
         found = hub.pull_requests_from(target.owner, target.branch)

@@ -228,8 +228,11 @@ class GitHub:
         with _failures(f"workflow run {run}"):
             return self._run(self._repository.get_workflow_run(run))
 
-    def completed_runs(self, workflow: int, at_most: int, **selection: str) -> list[Run]:
-        """The newest first; `selection` is by `head_sha` or `branch`."""
+    def completed_runs(
+        self, workflow: int, at_most: int, *, branch: str | None = None, head_sha: str | None = None
+    ) -> list[Run]:
+        """The newest first, of a branch or of a commit."""
+        selection = {"branch": branch} if branch else {"head_sha": head_sha}
         with _failures():
             runs = PaginatedList(
                 WorkflowRun,

@@ -42,19 +42,6 @@ class GitHubJob:
         return self.run != 0
 
     @property
-    def source(self) -> Source:
-        """What is measured. Of a pull request the head, and not the commit that GitHub makes of it and its base."""
-        target = target_of(self.event, self.payload)
-        if isinstance(target, PullRequestTarget):
-            return Source(
-                repository=self.repository,
-                sha=target.head_sha or self.sha,
-                ref=self.ref,
-                pull_request=target.number,
-            )
-        return Source(repository=self.repository, sha=self.sha, ref=self.ref)
-
-    @property
     def run_url(self) -> str | None:
         """The page of this run, with its job summary."""
         if not self.repository or not self.run:
@@ -80,6 +67,13 @@ def read(environment: Mapping[str, str]) -> GitHubJob:
         summary=path("GITHUB_STEP_SUMMARY"),
         output=path("GITHUB_OUTPUT"),
     )
+
+
+def source(job: GitHubJob) -> Source:
+    """What a run measured, for its results."""
+    target = target_of(job.event, job.payload)
+    number = target.number if isinstance(target, PullRequestTarget) else None
+    return Source(repository=job.repository, sha=job.sha, ref=job.ref, pull_request=number)
 
 
 def _url(environment: Mapping[str, str], name: str, default: str) -> str:

@@ -178,7 +178,7 @@ class Operations:
         return self._page(request, [self.state.commits[one] for one in shas], self.answers.commit)
 
     def compare(self, request: Request) -> Answer:
-        base, _, head = request.names["basehead"].partition("...")
+        base, head = (self.state.branches.get(name, name) for name in request.names["basehead"].split("..."))
         if base not in self.state.commits or head not in self.state.commits:
             raise Refusal(404, "Not Found")
         merge_base = self.state.merge_base(base, head)

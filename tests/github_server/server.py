@@ -214,6 +214,7 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in one packet, or the second waits for the first to be acknowledged
 
             def _handle(self) -> None:
                 parts = urlsplit(self.path)

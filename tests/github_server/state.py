@@ -95,6 +95,7 @@ class State:
     private: bool = False
     body_limit: int = 65_536
     commits: dict[str, Commit] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
     pulls: dict[int, PullRequest] = field(default_factory=dict)
     comments: list[Comment] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)

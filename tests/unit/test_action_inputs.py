@@ -132,7 +132,7 @@ def test_a_list_has_one_value_a_line_or_commas_where_they_belong_to_no_value(tex
 
 def test_the_defaults_run() -> None:
     inputs = replace(read(), out="o")
-    assert arguments(inputs, trusted=True) == ["run", "--out=o", "--baseline=auto"]
+    assert arguments(inputs, trusted=True) == ["run", "--out=o", "--baseline=auto", "--comment-id=sp-compat"]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,21 @@ def test_the_defaults_run() -> None:
         (
             {"command": "report", "path": "legs", "plan": "p", "out": "o", "fail_on": "any", "torch": "2.2"},
             True,
-            ["report", "--plan=p", "--fail-on=any", "--baseline=auto", "--out=o", "--", "legs"],
+            [
+                "report",
+                "--plan=p",
+                "--fail-on=any",
+                "--baseline=auto",
+                "--comment-id=sp-compat",
+                "--out=o",
+                "--",
+                "legs",
+            ],
         ),
         (
             {"command": "comment", "path": "o", "baseline": "none", "config": "c.yml"},
             True,
-            ["comment", "--comment=always", "--comment-id=sp-compat", "--config=c.yml", "--", "o"],
+            ["comment", "--comment=always", "--config=c.yml", "--baseline=none", "--comment-id=sp-compat", "--", "o"],
         ),
     ],
 )
