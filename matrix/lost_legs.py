@@ -17,7 +17,10 @@ def with_lost_legs(results: Results, plan: Plan) -> Results:
     """
     there = {leg.id: leg for leg in results.legs}
     planned = {leg.id: there.get(leg.id) or _lost(leg) for leg in plan.legs}
-    return msgspec.structs.replace(results, legs=list({**planned, **there}.values()))
+    legs = {**planned, **there}
+    place = {id: number for number, id in enumerate(legs)}
+    observations = sorted(results.observations, key=lambda observation: place.get(observation.leg, len(place)))
+    return msgspec.structs.replace(results, legs=list(legs.values()), observations=observations)
 
 
 def _lost(leg: LegPlan) -> Leg:
