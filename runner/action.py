@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from matrix import github_matrix, markdown, plan_document, summary
 from matrix.verdict import Verdict
 from runner import action_inputs, cli, github_job, workflow_commands
 from runner.action_inputs import PLAN, Inputs
+from runner.cli import CURRENT_PYTHON
 from runner.errors import Failure, UsageError
 from runner.github_job import GitHubJob
 
 LEG_BUDGET = "50m"
 """What a leg is given where the input `budget` is empty."""
-HANDED_IN = (0, 1, 4)
-"""How a leg ends that has a result, be it that its environment cannot be had."""
+INTERRUPTED = 128
+"""From here on exit codes tell of a signal. A leg that was not interrupted and has a result is no failed job."""
 
 
 def main() -> int:
@@ -31,6 +33,9 @@ def main() -> int:
         job = github_job.read(os.environ)
         inputs = _with_paths(action_inputs.read(os.environ), os.environ)
         _enter(inputs.directory)
+        # What `environment: current` measures is the job's interpreter, not the one that this runs in.
+        if python := shutil.which("python3") or shutil.which("python"):
+            os.environ.setdefault(CURRENT_PYTHON, python)
         action = Action(inputs, job)
         return action.plan() if inputs.command == "plan" else action.run()
     except Failure as error:
@@ -38,18 +43,19 @@ def main() -> int:
         return error.exit_code
 
 
-@dataclass(frozen=True)
+@dataclass
 class Action:
     inputs: Inputs
     job: GitHubJob
+    concluded: bool = False  # whether there is a verdict
 
     def run(self) -> int:
         """Every command but `plan`."""
         arguments = action_inputs.arguments(self.inputs, trusted=self._trusted)
         code = cli.main(arguments, concluded=self._conclude, say=_error)
-        if self.inputs.command in ("run", "report") and (Path(self.inputs.out) / "results.json").exists():
+        if self.concluded and self.inputs.command in ("run", "report"):
             self._comment()
-        if self.inputs.command == "leg" and code in HANDED_IN:
+        if self.concluded and self.inputs.command == "leg" and code < INTERRUPTED:
             return 0
         return code
 
@@ -88,6 +94,7 @@ class Action:
         return github_matrix.is_trusted(self.job.event, self.job.payload, self.job.repository or "")
 
     def _conclude(self, verdict: Verdict, directory: Path) -> None:
+        self.concluded = True
         self._output(
             {
                 "verdict": verdict.sentence,
@@ -99,7 +106,8 @@ class Action:
         if self.inputs.command in ("run", "report"):
             if self.job.summary:
                 workflow_commands.append_summary(self.job.summary, lambda room: summary.render(verdict, room))
-            print("\n".join(workflow_commands.new_failures(verdict)), flush=True)
+            for annotation in workflow_commands.new_failures(verdict):
+                print(annotation, flush=True)
 
     def _comment(self) -> None:
         """A comment that cannot be posted is said to be missing; it is no fault of what was measured."""

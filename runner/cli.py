@@ -22,6 +22,8 @@ OUT = "out"
 LIST_BUDGET = "40G"
 MODES = ("always", "changes", "failures", "off")
 RUNNERS = ("all", "cpu")
+CURRENT_PYTHON = "SP_COMPAT_PYTHON"
+"""The variable with the interpreter that `current` measures where --python names none."""
 
 DESCRIPTION = """\
 On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right

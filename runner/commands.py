@@ -54,7 +54,7 @@ from runner import (
 )
 from runner import report as outputs
 from runner.cache import Cache, cache_root
-from runner.cli import LIST_BUDGET, program_version, size
+from runner.cli import CURRENT_PYTHON, LIST_BUDGET, program_version, size
 from runner.environments import Environments, Ready
 from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
@@ -343,7 +343,8 @@ def _names_one_release(text: str) -> bool:
 def _plan_of_current(
     arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work, place: Machine
 ) -> tuple[Plan, Ready | None]:
-    python = (arguments.python or Path(sys.executable)).absolute()  # not resolved: a virtual environment is a link
+    named = arguments.python or Path(os.environ.get(CURRENT_PYTHON) or sys.executable)
+    python = named.absolute()  # not resolved: a virtual environment is a link
     if not os.access(python, os.X_OK) or python.is_dir():
         raise UsageError(f"--python {python}: there is no interpreter; write the path of one")
     with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:

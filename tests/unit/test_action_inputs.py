@@ -92,7 +92,7 @@ def test_the_workflow_hands_every_input_on() -> None:
         job: {name for step in description["steps"] if step["uses"] == "./.sp-compat" for name in step["with"]}
         for job, description in COMPAT["jobs"].items()
     }
-    selection = AXES - {"fail-on"} | {"config", "budget", "command", "directory"}
+    selection = AXES - {"fail-on"} | {"config", "budget", "command", "directory", TOKEN}
     assert given_by_jobs["plan"] == selection
     assert given_by_jobs["leg"] == selection | {"leg", "plan"}
     judgement = {"fail-on", "baseline", "comment", "comment-id", "config"}
