@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 COMMENT_ID = "sp-compat"
 """The comment of a repository with one matrix."""
+
+BY_HAND = 0
+"""In the place of a run, for a comment that was posted outside of a workflow."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MARKER = re.compile(
@@ -18,37 +20,27 @@ _MARKER = re.compile(
 
 @dataclass(frozen=True)
 class Marker:
-    """`sha` is the head commit of the pull request that was measured, not the merge that GitHub made for the run.
-
-    A comment that was posted by hand, outside of a workflow, has run 0.
-    """
+    """`sha` is the head commit of the pull request that was measured, not the merge that GitHub made for the run."""
 
     comment_id: str
     sha: str
-    run: int = 0
-    attempt: int = 0
+    run: int
+    attempt: int
 
     def __str__(self) -> str:
         return (
             f"<!-- sp-compat comment: id={self.comment_id} sha={self.sha} run={self.run} attempt={self.attempt} -->\n"
         )
 
-    def is_older_than(self, other: Marker, head: str, commits: Sequence[str]) -> bool:
-        """Whether the pull request has gone on since: `commits` are its own, oldest first, and `head` is the last.
+    def may_write_over(self, other: Marker, head: str) -> bool:
+        """Whether what this run has to say replaces what the other has said; `head` is the pull request's last commit.
 
-        A commit that it has no more, after a force-push, is older than any that it has. Of the same commit, and of two
-        that are gone both, the later run is the newer.
+        Only a run of the last commit writes over another. An older commit's run would have to be sure that nobody
+        writes in the meantime, and GitHub has no write on condition.
         """
-        mine, theirs = (_place(marker.sha, head, commits) for marker in (self, other))
-        if mine != theirs:
-            return mine < theirs
-        return (self.run, self.attempt) < (other.run, other.attempt)
-
-
-def _place(sha: str, head: str, commits: Sequence[str]) -> int:
-    if sha == head:
-        return len(commits)
-    return commits.index(sha) if sha in commits else -1
+        if self.sha != head:
+            return False
+        return other.sha != head or self.run == BY_HAND or (self.run, self.attempt) >= (other.run, other.attempt)
 
 
 def parse(body: str) -> Marker | None:

@@ -54,7 +54,7 @@ def comment(job: GitHubJob, wish: Wish, verdict: Verdict, agent: str, patience: 
     if job.token is None:
         return Done("no comment: there is no token; pass one in GITHUB_TOKEN", comments.render(verdict), None)
     hub = GitHub(job.api_url, job.repository, job.token, agent, patience)
-    draft = Message(Marker(wish.comment_id, ""), lambda limit: comments.render(verdict, limit))
+    draft = Message(Marker(wish.comment_id, "", job.run, job.attempt), lambda limit: comments.render(verdict, limit))
     try:
         if isinstance(target, PullRequestTarget):
             pull = hub.pull_request(target.number)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import github
 import requests
-from github import Auth, Github, GithubException, GithubRetry
+from github import Auth, BadAttributeException, Github, GithubException, GithubRetry
 from github.Artifact import Artifact as GithubArtifact
 from github.PaginatedList import PaginatedList
 from github.WorkflowRun import WorkflowRun
@@ -163,11 +163,6 @@ class GitHub:
         """All that GitHub knows to contain the commit; it may not know those of forks."""
         with _failures():
             return [_pull(pull) for pull in self._repository.get_commit(sha).get_pulls()]
-
-    def commits(self, number: int) -> list[str]:
-        """Those of a pull request, oldest first; GitHub tells the first 250."""
-        with _failures():
-            return [commit.sha for commit in self._pull(number).get_commits()]
 
     def _pull(self, number: int) -> GithubPullRequest:
         if number not in self._pulls:
@@ -323,9 +318,9 @@ def _failures(what: str = "") -> Iterator[None]:
         raise _failure(error, what) from None
     except (requests.RequestException, HTTPError) as error:
         raise Unreachable(f"GitHub cannot be reached: {_reason(error)}; run it again later") from None
-    except (AssertionError, RuntimeError) as error:
-        # PyGithub refuses to follow an answer to another host than the one it was given.
-        raise Unreachable(f"GitHub's answer leads elsewhere, is GITHUB_API_URL right? ({error})") from None
+    except (AssertionError, AttributeError, RuntimeError, TypeError, BadAttributeException) as error:
+        # So PyGithub takes addresses on another host than its own, and pages that are not GitHub's answers.
+        raise Unreachable(f"the answer is not GitHub's, is GITHUB_API_URL right? ({error})") from None
 
 
 def _failure(error: GithubException, what: str) -> Failure:

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from matrix import marker as markers
 from matrix.comment import LIMIT
 from matrix.marker import Marker
-from runner.github import Comment, GitHub, PullRequest, TooLong
+from runner.github import Comment, Forbidden, GitHub, NotFound, PullRequest, TooLong
 
 SHORTER = (LIMIT, LIMIT // 2, LIMIT // 8)
 """What is tried where GitHub refuses a body as too long."""
@@ -51,7 +51,7 @@ class Message:
 def post(
     hub: GitHub, number: int, message: Message, *, create: bool, wait: Callable[[float], None] = time.sleep
 ) -> Outcome:
-    """Create the comment, or bring it up to date, or leave it where it speaks of a newer commit already.
+    """Create the comment, or bring it up to date, or leave it to the run of a newer commit.
 
     Errors: those of `GitHub`, `Forbidden` above all.
     """
@@ -91,7 +91,7 @@ def _ours(hub: GitHub, number: int, marker: Marker) -> list[Comment]:
 
 
 def _with(made: Comment, hub: GitHub, marker: Marker, number: int, wait: Callable[[float], None]) -> list[Comment]:
-    """All of ours after one was made. The list may be a moment behind, and who reads it too early sees no race."""
+    """All of ours after one was made. The list may be a moment behind; with that one it has all that came before."""
     for pause in (0.0, 1.0, 2.0):
         wait(pause)
         ours = _ours(hub, number, marker)
@@ -101,20 +101,24 @@ def _with(made: Comment, hub: GitHub, marker: Marker, number: int, wait: Callabl
 
 
 def _only_one(hub: GitHub, number: int, ours: Sequence[Comment], made: Comment | None) -> Comment:
-    """The oldest. Who has just lost a race removes its own; others are left to their makers, or are leftovers."""
+    """The oldest. Who has lost a race removes its own; what a crash has left behind is removed by the next run."""
     oldest, *others = ours
-    lost = made is not None and made.id != oldest.id
-    for comment in others:
-        if not lost or comment == made:
-            hub.delete_comment(number, comment.id)
-    return made if made is not None and made.id == oldest.id else oldest
+    if made is None:
+        for leftover in others:
+            with contextlib.suppress(Forbidden):  # another account's: it is only untidy
+                hub.delete_comment(number, leftover.id)
+    elif made.id == oldest.id:
+        return made
+    else:
+        hub.delete_comment(number, made.id)
+    return oldest
 
 
 def _update(hub: GitHub, pull: PullRequest, comment: Comment, message: Message) -> Outcome | None:
     """None where the comment has gone in the meantime.
 
-    GitHub has no write on condition. It is read just before it is written, and once more after that: what an older run
-    has written in between is written over.
+    It is read just before it is written, and once more after that: what an older run of the same commit has written in
+    between is written over.
     """
     for attempt in range(ROUNDS):
         now = hub.comment(pull.number, comment.id)
@@ -123,9 +127,12 @@ def _update(hub: GitHub, pull: PullRequest, comment: Comment, message: Message) 
         theirs = markers.parse(now.body)
         if attempt and theirs == message.marker:
             return Outcome("updated", now.url)
-        if theirs and _is_older(hub, pull, message.marker, theirs):
-            return Outcome("left", now.url, f"it speaks of a newer run already, of commit {theirs.sha[:10]}")
-        _written(message, lambda body: hub.update_comment(pull.number, comment.id, body))
+        if theirs and not message.marker.may_write_over(theirs, pull.head_sha):
+            return Outcome("left", now.url, _why_left(message.marker, pull))
+        try:
+            _written(message, lambda body: hub.update_comment(pull.number, comment.id, body))
+        except NotFound:
+            return None
     return Outcome("left", comment.url, "others write it as often as this run does")
 
 
@@ -136,6 +143,7 @@ def _written(message: Message, write: Callable[[str], Written]) -> Written:
     return write(message.body(SHORTER[-1]))
 
 
-def _is_older(hub: GitHub, pull: PullRequest, mine: Marker, theirs: Marker) -> bool:
-    known = pull.head_sha in (mine.sha, theirs.sha) or mine.sha == theirs.sha
-    return mine.is_older_than(theirs, pull.head_sha, () if known else hub.commits(pull.number))
+def _why_left(mine: Marker, pull: PullRequest) -> str:
+    if mine.sha != pull.head_sha:
+        return f"this run is of commit {mine.sha[:10]}, and the pull request has gone on to {pull.head_sha[:10]}"
+    return "it speaks of a newer run of the same commit already"

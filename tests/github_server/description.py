@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ SERVED = frozenset(
         "issues/update-comment",
         "pulls/get",
         "pulls/list",
-        "pulls/list-commits",
         "repos/compare-commits-with-basehead",
         "repos/list-commits",
         "repos/list-pull-requests-associated-with-commit",
@@ -72,7 +72,8 @@ class Description:
 
 def load(host: str) -> Description:
     folder = _cache()
-    kept = folder / f"{host}-{PACKAGE.rpartition('@')[2]}.json"
+    served = zlib.crc32(" ".join(sorted(SERVED)).encode())
+    kept = folder / f"{host}-{PACKAGE.rpartition('@')[2]}-{served:08x}.json"
     with _locked(folder):
         if not kept.exists():
             whole = _from_package(_package(folder), host)

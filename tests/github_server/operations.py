@@ -166,10 +166,6 @@ class Operations:
         ]
         return self._page(request, found, self._simple_pull)
 
-    def list_commits_of_pull(self, request: Request) -> Answer:
-        shas = self.state.commits_of(self._pull(request.names["pull_number"]))
-        return self._page(request, [self.state.commits[sha] for sha in shas], self.answers.commit)
-
     def list_commits(self, request: Request) -> Answer:
         sha = request.query.get("sha", "")
         if sha not in self.state.commits:
@@ -267,7 +263,6 @@ _HANDLERS: Mapping[str, Callable[[Operations, Request], Answer]] = {
     "issues/update-comment": Operations.update_comment,
     "pulls/get": Operations.get_pull,
     "pulls/list": Operations.list_pulls,
-    "pulls/list-commits": Operations.list_commits_of_pull,
     "repos/compare-commits-with-basehead": Operations.compare,
     "repos/list-commits": Operations.list_commits,
     "repos/list-pull-requests-associated-with-commit": Operations.list_pulls_of_commit,

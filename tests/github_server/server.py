@@ -87,9 +87,12 @@ class Gate:
 
 
 class StandIn:
-    """A running stand-in; `violations` are the requests and answers that break GitHub's description."""
+    """A running stand-in; `violations` are the requests and answers that break GitHub's description.
 
-    def __init__(self, *, enterprise: bool = False) -> None:
+    With `name` it speaks of itself under that name, which is in no DNS: it is found only as one's proxy.
+    """
+
+    def __init__(self, *, enterprise: bool = False, name: str | None = None) -> None:
         host = description.ENTERPRISE if enterprise else description.PUBLIC
         self.state = State()
         self.violations: list[str] = []
@@ -103,7 +106,7 @@ class StandIn:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.port = self._server.server_port
-        self.server_url = f"http://127.0.0.1:{self.port}"
+        self.server_url = f"http://{name}" if name else f"http://127.0.0.1:{self.port}"
         self.api_url = f"{self.server_url}{self._prefix}"
         answers = Answers(self._description, self.state, self.api_url, self.server_url)
         self._operations = Operations(self.state, answers, f"http://localhost:{self.port}{BLOBS}")
@@ -139,11 +142,13 @@ class StandIn:
             return Answer(404, {"message": "Not Found"})
         template, names = found
         operation = self._description.operations[sent.method, template]
-        self.violations += self._checker.request(sent) + self._unknown(operation, sent)
+        wrong = self._checker.request(sent) + self._unknown(operation, sent)
+        if wrong:
+            self.violations += wrong
+            return Answer(422, {"message": "Invalid request."})
         answer = self._carried_out(operation["operationId"], names, sent)
         if str(answer.status) in operation["responses"]:
-            body = b"" if answer.body is None else json.dumps(answer.body).encode()
-            self.violations += self._checker.answer(sent, answer.status, answer.headers, body)
+            self.violations += self._checker.answer(sent, answer.status, answer.headers, _content(answer))
         return answer
 
     def _carried_out(self, operation: str, names: Mapping[str, str], sent: SentRequest) -> Answer:
@@ -229,11 +234,9 @@ class StandIn:
                 self._send(answer)
 
             def _send(self, answer: Answer) -> None:
-                is_json = not isinstance(answer.body, bytes)
-                content = json.dumps(answer.body).encode() if is_json else answer.body
-                content = b"" if answer.body is None else content
+                content = _content(answer)
                 self.send_response(answer.status)
-                if is_json and content:
+                if content and not isinstance(answer.body, bytes):
                     self.send_header("Content-Type", "application/json; charset=utf-8")
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
@@ -248,6 +251,12 @@ class StandIn:
                 pass
 
         return Handler
+
+
+def _content(answer: Answer) -> bytes:
+    if answer.body is None or isinstance(answer.body, bytes):
+        return answer.body or b""
+    return json.dumps(answer.body).encode()
 
 
 @cache

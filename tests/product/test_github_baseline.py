@@ -121,6 +121,7 @@ def test_of_several_attempts_the_last(stand_in: StandIn, tmp_path: Path) -> None
         zipped({"results.json": encode(document("x"))})[:-60],
         zipped({"results.json": encode(document("x"))}).replace(b"results.json", b"results.jso\x00"),
     ],
+    ids=["no-zip", "empty", "elsewhere", "no-schema", "no-text", "cut", "other-name"],
 )
 def test_an_artifact_that_is_of_no_use_is_passed_over(stand_in: StandIn, tmp_path: Path, archive: bytes) -> None:
     first, base, head = stand_in.state.line(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -89,7 +89,7 @@ def test_scenario_17_ten_racing_posters_leave_one_comment(stand_in: StandIn) -> 
     with ThreadPoolExecutor(10) as pool:
         outcomes = list(pool.map(race, range(1, 11)))
     assert len(stand_in.asked("issues/create-comment")) == 10
-    assert bodies(stand_in) == ["run 10"]
+    assert len(stand_in.state.comments) == 1
     assert sum(outcome.did == "created" for outcome in outcomes) == 1
 
 
@@ -120,15 +120,13 @@ def test_what_a_crashed_race_has_left_behind_is_removed(stand_in: StandIn) -> No
 
 
 def test_scenario_17b_an_older_commit_never_overwrites_a_newer(stand_in: StandIn) -> None:
-    base, old, middle, head = stand_in.state.line(4)
+    base, old, head = stand_in.state.line(3)
     pull = stand_in.state.pull(head, base)
-    post(hub(stand_in), pull.number, message(middle, "middle", run=5), create=True)
+    assert post(hub(stand_in), pull.number, message(old, "old", run=5), create=True).did == "created"
+    assert post(hub(stand_in), pull.number, message(head, "head", run=6), create=True).did == "updated"
     late = post(hub(stand_in), pull.number, message(old, "old, run again", run=9, attempt=2), create=True)
     assert late.did == "left"
-    assert "speaks of a newer run already" in str(late.why)
-    assert bodies(stand_in) == ["middle"]
-    assert post(hub(stand_in), pull.number, message(head, "head", run=6), create=True).did == "updated"
-    assert post(hub(stand_in), pull.number, message(middle, "middle", run=7), create=True).did == "left"
+    assert late.why == f"this run is of commit {old[:10]}, and the pull request has gone on to {head[:10]}"
     assert bodies(stand_in) == ["head"]
 
 
@@ -140,14 +138,14 @@ def test_scenario_17b_of_one_commit_the_later_run_and_attempt(stand_in: StandIn)
     assert bodies(stand_in) == ["6.1"]
 
 
-def test_scenario_17b_after_a_force_push_the_commits_that_are_gone_are_the_older(stand_in: StandIn) -> None:
+def test_scenario_17b_after_a_force_push_the_commit_that_is_gone_is_the_older(stand_in: StandIn) -> None:
     base, gone = stand_in.state.line(2)
     pull = stand_in.state.pull(gone, base)
     post(hub(stand_in), pull.number, message(gone, "gone", run=9), create=True)
-    first, pull.head_sha = stand_in.state.line(2, base)[1:]
-    assert post(hub(stand_in), pull.number, message(first, "first", run=3), create=True).did == "updated"
+    pull.head_sha = stand_in.state.commit(base)
+    assert post(hub(stand_in), pull.number, message(pull.head_sha, "new", run=3), create=True).did == "updated"
     assert post(hub(stand_in), pull.number, message(gone, "gone", run=10), create=True).did == "left"
-    assert bodies(stand_in) == ["first"]
+    assert bodies(stand_in) == ["new"]
 
 
 def test_scenario_17b_racing_runs_of_several_commits_leave_the_newest(stand_in: StandIn) -> None:
@@ -162,6 +160,46 @@ def test_scenario_17b_racing_runs_of_several_commits_leave_the_newest(stand_in: 
     with ThreadPoolExecutor(5) as pool:
         list(pool.map(race, range(5)))
     assert bodies(stand_in) == ["4"]
+
+
+class Interrupted(GitHub):
+    """Somebody else writes, or deletes, just after this one has written."""
+
+    then: Callable[[], None] | None = None
+
+    def update_comment(self, number: int, comment: int, body: str) -> None:
+        super().update_comment(number, comment, body)
+        then, self.then = self.then, None
+        if then:
+            then()
+
+
+@pytest.mark.parametrize(("other", "last"), [(4, "mine"), (6, "other")])
+def test_scenario_17b_another_run_of_the_commit_that_writes_between_reading_and_writing(
+    stand_in: StandIn, other: int, last: str
+) -> None:
+    pull = pull_of(stand_in)
+    ours = stand_in.state.comment(pull.number, ACTIONS, message(pull.head_sha, "old").body())
+    interrupted = Interrupted(stand_in.api_url, "org/project", stand_in.state.token(), "sp-compat", PROMPT)
+    interrupted.then = lambda: setattr(ours, "body", message(pull.head_sha, "other", run=other).body())
+    post(interrupted, pull.number, message(pull.head_sha, "mine", run=5), create=True)
+    assert bodies(stand_in) == [last]
+
+
+def test_a_comment_that_is_deleted_while_it_is_updated_is_made_again(stand_in: StandIn) -> None:
+    pull = pull_of(stand_in)
+    stand_in.state.comment(pull.number, ACTIONS, message(pull.head_sha, "old").body())
+    interrupted = Interrupted(stand_in.api_url, "org/project", stand_in.state.token(), "sp-compat", PROMPT)
+    interrupted.then = stand_in.state.comments.clear
+    assert post(interrupted, pull.number, message(pull.head_sha, "new", run=2), create=True).did == "created"
+    assert bodies(stand_in) == ["new"]
+
+
+def test_a_comment_that_is_gone_when_it_is_written(stand_in: StandIn) -> None:
+    pull = pull_of(stand_in)
+    stand_in.state.comment(pull.number, ACTIONS, message(pull.head_sha, "old").body())
+    stand_in.misfortunes.append(Misfortune("issues/update-comment", Answer(404, {"message": "Not Found"})))
+    assert post(hub(stand_in), pull.number, message(pull.head_sha, "new", run=2), create=True).did == "updated"
 
 
 # --- whose comment it is ----------------------------------------------------------------------------------------------
@@ -278,6 +316,26 @@ def test_nobody_is_there(stand_in: StandIn) -> None:
     with pytest.raises(Unreachable, match=r"GitHub cannot be reached: .*Connection refused") as failure:
         post(absent, 7, message("0" * 40), create=True)
     assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("page", [b"<html>Please log in</html>", b"[]", b'{"message": "welcome"}'])
+def test_a_page_that_is_not_githubs(stand_in: StandIn, page: bytes) -> None:
+    pull = pull_of(stand_in)
+    stand_in.misfortunes.append(Misfortune("pulls/get", Answer(200, page), times=9))
+    with pytest.raises(Unreachable, match="the answer is not GitHub's, is GITHUB_API_URL right"):
+        post(hub(stand_in), pull.number, message(pull.head_sha), create=True)
+    stand_in.violations.clear()
+
+
+def test_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StandIn(enterprise=True, name="github.internal").running() as stand_in:
+        pull = pull_of(stand_in)
+        with pytest.raises(Unreachable):
+            post(hub(stand_in), pull.number, message(pull.head_sha), create=True)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{stand_in.port}")
+        monkeypatch.setenv("no_proxy", "")
+        assert post(hub(stand_in), pull.number, message(pull.head_sha), create=True).did == "created"
+        assert not stand_in.violations
 
 
 @pytest.mark.parametrize(
