@@ -18,6 +18,7 @@ from matrix import config_file, deepspeed_requests, torch_requests
 from matrix.config_file import ENVIRONMENTS, FAIL_ON, RUNNER_CLASSES, WORLD_SIZE, WORLD_SIZES, nearest
 from matrix.config_file import ConfigError as ConfigError
 from matrix.requests import InvalidRequest
+from matrix.runner_labels import RunsOn
 
 AUTO = "auto"
 USER_SUITE = "user"  # own losses
@@ -111,7 +112,7 @@ class Config:
     losses: tuple[str, ...]
     tests: tuple[str, ...]
     environment: str
-    runners: Mapping[str, tuple[str, ...]]
+    runners: Mapping[str, RunsOn]
     exclude: tuple[Exclusion, ...]
     known_issues: str | None
     fail_on: str
@@ -214,7 +215,9 @@ def _laid_over(base: Config, text: str, name: str) -> Config:
 @functools.cache
 def _embedded() -> Config:
     text = resources.files("matrix").joinpath("data", "defaults.yaml").read_text(encoding="utf-8")
-    nothing = Config((), (), (AUTO,), 4, (), (), (), (), AUTO, dict.fromkeys(RUNNER_CLASSES, ()), (), None, FAIL_ON[0])
+    nothing = Config(
+        (), (), (AUTO,), 4, (), (), (), (), AUTO, dict.fromkeys(RUNNER_CLASSES, RunsOn()), (), None, FAIL_ON[0]
+    )
     return replace(_laid_over(nothing, text, "defaults.yaml"), origins={})
 
 

@@ -355,7 +355,7 @@ def _environment_row(judged: JudgedLeg) -> str:
             text(leg.python or ""),
             text(", ".join(map(signs.lane, leg.lanes))),
             text(f"{leg.environment.kind}{image}{digest}"),
-            text(f"{leg.host.cpus} CPUs{gpus}{driver}"),
+            text(f"{leg.host.cpus} CPUs{gpus}{driver}" if leg.host.cpus else "unknown"),
             text(signs.status(leg) + (f": {leg.detail}" if leg.detail else ""), limit=MESSAGE),
             text(f"{leg.seconds.build:.0f} build, {leg.seconds.suite:.0f} suite"),
             code(leg.log) if leg.log else Markdown(""),
