@@ -65,7 +65,8 @@ class Suite:
         return WorldKind(deepspeed_release.WORLD + (" compiled" if calculation.compiled else ""))
 
     def steps(self, cell: Cell) -> int:
-        return 1 if CALCULATIONS[cell.case].compiled else cell.steps
+        calculation = CALCULATIONS[cell.case]
+        return 1 if calculation.compiled or calculation.needs_own_world else cell.steps
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         with sequence_parallel_group(me, cell) as group:
