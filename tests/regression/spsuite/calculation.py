@@ -43,6 +43,8 @@ class Calculation:
     compiled = False
     # A case that changes what a process cannot change back has a world to itself for each observation.
     needs_own_world = False
+    # Whether the case is about what becomes of the tensors that are handed over, beside value and gradients.
+    looks_at_handed = True
 
     def __init__(self, cell: Cell, ranks: Tuple[int, ...]) -> None:
         self.cell = cell
