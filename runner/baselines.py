@@ -62,7 +62,7 @@ def _find(hub: GitHub, job: GitHubJob, comment_id: str) -> Baseline:
     workflow = hub.run(measuring).workflow
     sha = hub.merge_base(start.base, start.head) if isinstance(start, CommonAncestor) else start.sha
     refused = ""
-    for run, artifact in _candidates(hub, workflow, measuring, sha, start.branch, comment_id):
+    for run, artifact in _candidates(hub, workflow, sha, start.branch, comment_id):
         try:
             results = _results_in(hub.archive(artifact.id, ARCHIVE_BYTES))
         except Failure as failure:
@@ -81,7 +81,7 @@ def _start(hub: GitHub, job: GitHubJob) -> Start | None:
 
 
 def _candidates(
-    hub: GitHub, workflow: int, measuring: int, sha: str, branch: str | None, comment_id: str
+    hub: GitHub, workflow: int, sha: str, branch: str | None, comment_id: str
 ) -> Iterator[tuple[Run, Artifact]]:
     """The nearest commit first, of one commit the newest run."""
     on_branch: dict[str, list[Run]] = defaultdict(list)
@@ -92,7 +92,7 @@ def _candidates(
         if not runs and place < ASKED_ONE_BY_ONE:
             runs = hub.completed_runs(workflow, RUNS, head_sha=ancestor)
         for run in sorted(runs, key=lambda run: -run.id):
-            if run.id == measuring or run.event not in TRUSTED or not run.from_repository:
+            if run.event not in TRUSTED or not run.from_repository:
                 continue
             for artifact in _results_artifacts(hub.artifacts(run.id), comment_id):
                 yield run, artifact

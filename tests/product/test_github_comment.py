@@ -164,6 +164,22 @@ def test_scenario_21_a_fork_that_has_gone_on(stand_in: StandIn, comment: Comment
     assert [f"sha={head}" in posted.body for posted in stand_in.state.comments] == [True]
 
 
+def test_scenario_21_a_fork_that_uses_a_branch_again(stand_in: StandIn, comment: Comment, tmp_path: Path) -> None:
+    base, old, new = stand_in.state.line(3)
+    before = stand_in.state.pull(old, base, fork="someone", number=3)
+    before.state = "closed"
+    stand_in.state.pull(new, base, fork="someone", number=12).head_ref = before.head_ref
+    for sha in (old, new):
+        run = stand_in.state.run(sha, "pull_request", head_branch=before.head_ref, head_repository="someone/project")
+        comment(github_jobs.job(stand_in, tmp_path, "workflow_run", github_jobs.workflow_run_event(run)), failing())
+    assert [
+        (posted.issue, sha in posted.body) for posted, sha in zip(stand_in.state.comments, (old, new), strict=True)
+    ] == [
+        (3, True),
+        (12, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("event", "payload"),
     [
