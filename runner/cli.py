@@ -53,6 +53,8 @@ examples:
 examples:
   sp-compat report out/
   sp-compat report first/results.json second/results.json --out both/
+  sp-compat report out/ --baseline before/          compared with an earlier run
+  sp-compat report out/ --baseline auto             in a workflow of GitHub: with the newest run where the change began
 """,
     "comment": """\
 examples:
