@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from results_examples import crash, leg, observation, results, three_releases
 
 from matrix.results import Results, encode
 from runner import cli
+from runner.github import Patience
 from tests.github_server.server import StandIn
 from tests.github_server.state import Account, PullRequest
 from tests.product import github_jobs
+from tests.product.running import ROOT
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,22 @@ def test_by_hand(stand_in: StandIn, comment: Comment, tmp_path: Path) -> None:
     ended = comment(by_hand, failing(), "--pull-request", str(pull.number))
     assert ended.out.startswith("created the comment on pull request 7")
     assert f"sha={pull.head_sha} run=0 attempt=0" in stand_in.state.comments[0].body
+
+
+def test_a_github_that_cannot_be_reached(comment: Comment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.github.Patience", lambda: Patience(retries=1, backoff=0.01))
+    nobody = {"GITHUB_API_URL": "http://127.0.0.1:9", "GITHUB_REPOSITORY": "org/project", "GITHUB_TOKEN": "a-secret"}
+    ended = comment(nobody, failing(), "--pull-request", "7")
+    assert (ended.code, ended.out) == (4, "")
+    assert ended.err.startswith("sp-compat: GitHub cannot be reached: ")
+    assert len(ended.err.splitlines()) == 1
+    assert "a-secret" not in ended.err
+
+
+def test_the_client_is_imported_only_where_github_is_asked() -> None:
+    """It takes most of a second, which `plan` and `report` do not have."""
+    program = "import sys; from runner import commands; sys.exit('github' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
