@@ -15,6 +15,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from matrix import deepspeed_requests, torch_requests
+from matrix.runner_labels import RunsOn
 
 ENVIRONMENTS = ("auto", "container", "venv", "current")
 FAIL_ON = ("regression", "unexpected", "any", "never")
@@ -180,10 +181,20 @@ def _groups(value: _Value, node: SequenceNode) -> str:
     return "/".join(group(item) for item in node.value) or value.refuse(node, allowed)
 
 
-def _runners(value: _Value) -> Mapping[str, tuple[str, ...]]:
+def _runners(value: _Value) -> Mapping[str, RunsOn]:
     entries = value.mapping(RUNNER_CLASSES)
-    labels = {name: replace(value, key=f"{value.key}.{name}", node=node) for name, node in entries.items()}
-    return {name: label.texts("allowed is a runner's label or a list of them") for name, label in labels.items()}
+    return {name: _runs_on(replace(value, key=f"{value.key}.{name}", node=node)) for name, node in entries.items()}
+
+
+def _runs_on(value: _Value) -> RunsOn:
+    allowed = "allowed is a runner's label, a list of them, or {group: NAME, labels: [LABEL]}"
+    if not isinstance(value.node, MappingNode):
+        return RunsOn(value.texts(allowed))
+    entries = value.mapping(("group", "labels"))
+    if "group" not in entries:
+        value.refuse(value.node, allowed)
+    labels = replace(value, node=entries["labels"]).texts(allowed) if "labels" in entries else ()
+    return RunsOn(labels, value.text(entries["group"], allowed))
 
 
 def _exclude(value: _Value) -> tuple[Mapping[str, str], ...]:

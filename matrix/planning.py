@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Literal
 
@@ -18,9 +18,10 @@ from packaging.version import Version
 from matrix import deepspeed_releases, deepspeed_requests, releases, torch_requests
 from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
 from matrix.config_file import ConfigError, nearest
-from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources, Unresolvable
+from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources
 from matrix.plan import LegPlan, Plan, TorchBuild
 from matrix.releases import AvailableRelease, ReleaseTable
+from matrix.requests import Unresolvable
 from matrix.results import Requested
 from matrix.torch_requests import Resolution
 
@@ -41,7 +42,8 @@ class Machine:
     """What is to be known of the machine.
 
     `driver` is the major version of NVIDIA's driver; `pytorch_index` says whether PyTorch's own index can be used.
-    `deepspeed` are the releases of DeepSpeed that the package index has.
+    `deepspeed` are the releases of DeepSpeed that the package index has. `without` says of a class of runners why it
+    gets no leg.
     """
 
     gpus: int = 0
@@ -51,6 +53,7 @@ class Machine:
     deepspeed: Sequence[str] = ()
     locate_checkout: LocateCheckout = _no_checkout
     commit_of: CommitOf = _no_repository
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ def make_plan(
 ) -> Plan:
     """`pythons` are the versions this machine has ("3.11"), the preferred one first."""
     table = releases.bundled()
+    runners = _runners(config, machine)
     if current is not None:
-        legs = [_current_leg(config, current, runner) for runner in _runners(config, machine)]
+        legs = [_current_leg(config, current, runner) for runner in runners]
     else:
         requests = [torch_requests.parse(text) for text in config.torch]
         resolutions = torch_requests.resolve_all(
@@ -86,7 +90,7 @@ def make_plan(
             _leg(resolution, deepspeed, runner, available, pythons, table)
             for resolution in resolutions
             for deepspeed in deepspeed_requests.resolve_all(wanted, resolution.build, sources)
-            for runner in _runners(config, machine)
+            for runner in runners
         ]
     placed = [_with_lanes(leg, config, suite, machine, table) for leg in legs]
     plan = Plan(tuple(leg for leg in placed if leg.lanes))
@@ -100,11 +104,35 @@ def exclusions_of(leg: LegPlan, config: Config) -> tuple[str, ...]:
     return tuple(exclusion.pattern for exclusion in config.exclude if _concerns(exclusion.torch, leg.torch))
 
 
-def _runners(config: Config, machine: Machine) -> Iterator[Literal["cpu", "nccl"]]:
+def placed_here(leg: LegPlan, config: Config, machine: Machine) -> LegPlan:
+    """A leg that was planned on another machine, with the paths and the GPUs of this one."""
+    if leg.problem:
+        return leg
+    if leg.requested.torch != CURRENT and (wheel := torch_requests.parse(leg.requested.torch)).kind == "wheel":
+        (resolution,) = torch_requests.resolve_all([wheel], (), releases.bundled(), machine.locate)
+        leg = replace(leg, torch=resolution.build, problem=resolution.problem)
+    if leg.requested.deepspeed != CURRENT:
+        deepspeed = deepspeed_requests.parse(leg.requested.deepspeed)
+        if deepspeed.kind == "checkout" and not leg.problem:
+            try:
+                leg = replace(leg, deepspeed=f"deepspeed @ {machine.locate_checkout(deepspeed.place).as_uri()}")
+            except Unresolvable as error:
+                leg = replace(leg, problem=str(error))
+    problem = _gpu_problem(leg, config, machine, releases.bundled()) if leg.runner == "nccl" else None
+    return replace(leg, problem=problem, reason="machine") if problem and not leg.problem else leg
+
+
+def _runners(config: Config, machine: Machine) -> list[Literal["cpu", "nccl"]]:
+    classes: list[Literal["cpu", "nccl"]] = []
     if config.lanes == (AUTO,) or set(config.lanes) - {GPU_LANE}:
-        yield "cpu"
+        classes.append("cpu")
     if GPU_LANE in config.lanes or (config.lanes == (AUTO,) and machine.gpus >= config.world_size):
-        yield "nccl"
+        classes.append("nccl")
+    left = [name for name in classes if name not in machine.without]
+    if not left:
+        reasons = "; ".join(machine.without[name] for name in classes)
+        raise NothingLeft(f"{config.origin('lanes')}: no leg is left to run: {reasons}")
+    return left
 
 
 def _leg(

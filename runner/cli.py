@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING
 from matrix.marker import COMMENT_ID
 
 if TYPE_CHECKING:
+    from matrix.verdict import Verdict
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OUT = "out"
 LIST_BUDGET = "40G"
 MODES = ("always", "changes", "failures", "off")
+RUNNERS = ("all", "cpu")
+CURRENT_PYTHON = "SP_COMPAT_PYTHON"
+"""The variable with the interpreter that `current` measures where --python names none."""
 
 DESCRIPTION = """\
 On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right
@@ -40,13 +45,15 @@ examples:
   sp-compat run --environment current --python /opt/conda/bin/python
 """,
     "plan": """\
-example:
+examples:
   sp-compat plan --torch '>=2.1,<2.4' --json
+  sp-compat plan --runners all --json > plan.json      for jobs on the configuration's runners
 """,
     "leg": """\
 examples:
   sp-compat leg torch2.2.2-dsnone-py3.11-cpu --out out/torch2.2.2
   sp-compat leg --torch 2.2.2 --out out/torch2.2.2
+  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --plan plan.json
   sp-compat report out/*/results.json --out out
 """,
     "report": """\
@@ -55,6 +62,7 @@ examples:
   sp-compat report first/results.json second/results.json --out both/
   sp-compat report out/ --baseline before/          compared with an earlier run
   sp-compat report out/ --baseline auto             in a workflow of GitHub: with the newest run where the change began
+  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
 """,
     "comment": """\
 examples:
@@ -90,31 +98,47 @@ examples:
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback."""
+def say(sentence: str) -> None:
+    from matrix import markdown
+
+    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    concluded: Callable[[Verdict, Path], None] = lambda verdict, directory: None,
+    say: Callable[[str], None] = say,
+) -> int:
+    """Run the program; returns its exit code. Nothing that goes wrong in here is shown as a traceback.
+
+    `concluded` is told the verdict, and the directory that the report was written to, of a command that has one;
+    `say` is told in one sentence why a command cannot be run.
+    """
     try:
         namespace = parser().parse_args(arguments)
+        namespace.concluded = concluded
         command: Callable[[argparse.Namespace], int] = namespace.command
         code = command(namespace)
         sys.stdout.flush()
     except KeyboardInterrupt as interruption:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say(str(interruption) or "interrupted")
+        say(str(interruption) or "interrupted")
         return getattr(interruption, "exit_code", 130)
     except BrokenPipeError:
         # The reader of our output has left, `| head` for one. Python would complain again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        return _failed(error)
+        return _failed(error, say)
     return code
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, say: Callable[[str], None]) -> int:
     """Failures that are meant for the user carry their exit code; of any other the traceback is kept in a file."""
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
-        _say(str(error))
+        say(str(error))
         return code
     import tempfile
     import traceback
@@ -123,14 +147,8 @@ def _failed(error: Exception) -> int:
         "w", prefix="sp-compat-", suffix="-traceback.txt", delete=False, encoding="utf-8", errors="backslashreplace"
     ) as file:
         file.write("".join(traceback.format_exception(error)))
-    _say(f"a mistake in sp-compat itself, please report it with the file {file.name} ({type(error).__name__}: {error})")
+    say(f"a mistake in sp-compat itself, please report it with the file {file.name} ({type(error).__name__}: {error})")
     return 4
-
-
-def _say(sentence: str) -> None:
-    from matrix import markdown
-
-    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
 
 
 # The words
@@ -152,12 +170,19 @@ def parser() -> argparse.ArgumentParser:
 
     plan = add("plan", "show what `run` would do, without doing it", _command("plan"))
     _add_selection(plan)
-    plan.add_argument("--json", action="store_true", help="for a program")
+    plan.add_argument("--json", action="store_true", help="for a program, and for `leg --plan`")
+    plan.add_argument(
+        "--runners",
+        choices=RUNNERS,
+        help="plan for the runners that the configuration names, not for this machine: all of them, or cpu alone, for "
+        "code that is not trusted with GPUs",
+    )
 
     leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg"))
     leg.add_argument(
         "id", nargs="?", metavar="LEG", help="its id, as `plan` shows it; not needed where there is one leg"
     )
+    leg.add_argument("--plan", type=Path, metavar="FILE", help="the leg is one of this plan, of `plan --json`")
     _add_selection(leg)
     _add_execution(leg)
 
@@ -170,6 +195,10 @@ def parser() -> argparse.ArgumentParser:
         help="a results.json, or a directory that has one or whose directories do",
     )
     report.add_argument("--out", type=Path, metavar="DIR", help="where to write it (default: the directory of PATH)")
+    report.add_argument(
+        "--plan", type=Path, metavar="FILE", help="show each leg of this plan, of `plan --json`, also one that was lost"
+    )
+    _add_config(report)
     _add_judgement(report)
     _add_manner(report)
 
@@ -187,6 +216,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"a results.json, a directory that has one or whose directories do (default: {OUT})",
     )
     _add_commenting(comment)
+    _add_config(comment)
     _add_judgement(comment)
 
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
@@ -213,7 +243,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     several("--exclude", "PATTERN", "cases to leave out, loss/* or gloo:collectives/all_to_all")
     group.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
     group.add_argument("--thorough", action="store_true", help="the full product of every case's variants")
-    group.add_argument("--config", type=Path, metavar="FILE", help="default: sp-compat.yml, where there is one")
+    _add_config(group)
 
     group = parser.add_argument_group("environments")
     group.add_argument(
@@ -223,6 +253,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
     _add_judgement(parser)
+
+
+def _add_config(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="default: sp-compat.yml, where there is one")
 
 
 def _add_judgement(parser: argparse.ArgumentParser) -> None:

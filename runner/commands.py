@@ -22,9 +22,11 @@ from matrix import config as configuration
 from matrix import (
     deepspeed_releases,
     deepspeed_requests,
+    floors,
     known_issues,
     markdown,
     marker,
+    plan_document,
     planning,
     releases,
     torch_requests,
@@ -35,9 +37,10 @@ from matrix.config_file import nearest
 from matrix.deepspeed_releases import ULYSSES, DeepSpeedTable, Measurement
 from matrix.explanations import explanation_of
 from matrix.known_issues import KnownIssues
+from matrix.lost_legs import with_lost_legs
 from matrix.plan import LegPlan, Plan
 from matrix.planning import CurrentEnvironment, Machine
-from matrix.results import Results, Source
+from matrix.results import Results, Source, Tool
 from matrix.verdict import Verdict
 from runner import (
     checkouts,
@@ -52,7 +55,7 @@ from runner import (
 )
 from runner import report as outputs
 from runner.cache import Cache, cache_root
-from runner.cli import LIST_BUDGET, program_version, size
+from runner.cli import CURRENT_PYTHON, LIST_BUDGET, program_version, size
 from runner.environments import Environments, Ready
 from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
@@ -63,6 +66,8 @@ from runner.results_files import RESULTS
 from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
 
+MakePlan = Callable[[argparse.Namespace, Config, SuiteDescription, "_Work"], "tuple[Plan, Ready | None]"]
+
 CONFIG = Path("sp-compat.yml")
 
 
@@ -70,22 +75,27 @@ CONFIG = Path("sp-compat.yml")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _measure(arguments, lambda plan: plan)
+    return _measure(arguments, _plan)
 
 
 def leg(arguments: argparse.Namespace) -> int:
-    return _measure(arguments, lambda plan: _only(plan, arguments.id))
+    return _measure(arguments, _plan_of_leg)
 
 
 def plan(arguments: argparse.Namespace) -> int:
     description = suite.load()
     config = _config(arguments, description)
+    if arguments.runners and config.environment == planning.CURRENT:
+        raise UsageError(
+            f"{config.origin('environment')}: `current` measures the interpreter of the job that it is run in, and "
+            "--runners plans legs for other jobs; write venv, or use `run`"
+        )
     with _progress(arguments) as progress:
         work = _Work.begin(progress)
         planned, _ = _plan(arguments, config, description, work)
         ready = {leg.id: work.environments.is_ready(leg) for leg in planned.legs}
     if arguments.json:
-        print(json.dumps({"legs": [_leg_as_json(leg, config, ready[leg.id]) for leg in planned.legs]}, indent=1))
+        print(plan_document.encode(plan_document.document(planned, config, ready)).decode())
         return 0
     for leg in planned.legs:
         state = leg.problem or ("environment ready" if ready[leg.id] else "environment to be built")
@@ -95,7 +105,7 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> int:
+def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
     description = suite.load()
     config = _config(arguments, description)
     issues = _known_issues(config, description)
@@ -107,7 +117,7 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
         work = _Work.begin(progress)
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
-            planned, current = _plan(arguments, config, description, work)
+            planned, current = make_plan(arguments, config, description, work)
             interruption.begin_work()
             session = Session(
                 environments=work.environments,
@@ -120,12 +130,13 @@ def _measure(arguments: argparse.Namespace, choose: Callable[[Plan], Plan]) -> i
                 tool_version=program_version(),
                 current=current,
             )
-            results = msgspec.structs.replace(session.run(choose(planned)), source=_source(progress))
+            results = msgspec.structs.replace(session.run(planned), source=_source(progress))
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
             _write_outputs(directory, judged)
             progress.close()
             _show(judged, directory, arguments.json)
             sys.stdout.flush()
+            arguments.concluded(judged, directory)
     return judged.exit_code if interruption.exit_code is None else interruption.exit_code
 
 
@@ -180,16 +191,7 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
 
 
 def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
-    path = arguments.config or (CONFIG if CONFIG.exists() else None)
-    if path is None:
-        config = configuration.default(description)
-    else:
-        config = configuration.parse(_read_text(path, "the configuration"), str(path), description)
-        if config.known_issues and config.known_issues != known_issues.NONE:
-            # A path in a file is one from where the file is.
-            config = replace(config, known_issues=str(path.parent / config.known_issues))
-        config = replace(config, deepspeed=tuple(_from(path.parent, text) for text in config.deepspeed))
-    config = configuration.with_options(config, _options(arguments), description)
+    config = configuration.with_options(_config_file(arguments, description), _options(arguments), description)
     if config.environment == "container":
         where = config.origin("environment")
         raise UsageError(f"{where}: this version of sp-compat cannot run containers; write venv or current")
@@ -198,6 +200,23 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
             "--python names the interpreter that --environment current measures; add that, or leave it out"
         )
     return config
+
+
+def _judging_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+    """For what was measured elsewhere: known issues and `fail-on` are all that is asked of it."""
+    options = Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on)
+    return configuration.with_options(_config_file(arguments, description), options, description)
+
+
+def _config_file(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+    path = arguments.config or (CONFIG if CONFIG.exists() else None)
+    if path is None:
+        return configuration.default(description)
+    config = configuration.parse(_read_text(path, "the configuration"), str(path), description)
+    if config.known_issues and config.known_issues != known_issues.NONE:
+        # A path in a file is one from where the file is.
+        config = replace(config, known_issues=str(path.parent / config.known_issues))
+    return replace(config, deepspeed=tuple(_from(path.parent, text) for text in config.deepspeed))
 
 
 def _from(directory: Path, deepspeed: str) -> str:
@@ -246,18 +265,9 @@ def _plan(
     arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work
 ) -> tuple[Plan, Ready | None]:
     """The plan, and for `environment: current` the interpreter it is about."""
-    there = machine.gpus(work.processes, os.environ)
-    place = Machine(
-        gpus=there.count,
-        driver=there.driver,
-        # Asked only where a label needs it: an answer that does not come is waited for.
-        pytorch_index=any("+" in text for text in config.torch)
-        and package_index.cpu_index_answers(work.environments.index),
-        locate=package_index.locate_wheel,
-        deepspeed=deepspeed_releases.bundled().releases,
-        locate_checkout=checkouts.locate,
-        commit_of=checkouts.commit_of,
-    )
+    place = _this_machine(config, work)
+    if getattr(arguments, "runners", None):
+        place = _machine_of_runners(config, place, only_cpu=arguments.runners == "cpu")
     if config.environment == planning.CURRENT:
         return _plan_of_current(arguments, config, description, work, place)
     pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
@@ -275,6 +285,50 @@ def _plan(
     return planning.make_plan(config, description, answer.releases, pythons, place), None
 
 
+def _this_machine(config: Config, work: _Work) -> Machine:
+    there = machine.gpus(work.processes, os.environ)
+    return Machine(
+        gpus=there.count,
+        driver=there.driver,
+        # Asked only where a label needs it: an answer that does not come is waited for.
+        pytorch_index=any("+" in text for text in config.torch)
+        and package_index.cpu_index_answers(work.environments.index),
+        locate=package_index.locate_wheel,
+        deepspeed=deepspeed_releases.bundled().releases,
+        locate_checkout=checkouts.locate,
+        commit_of=checkouts.commit_of,
+    )
+
+
+def _machine_of_runners(config: Config, place: Machine, *, only_cpu: bool) -> Machine:
+    """The runners of the configuration, of which nothing is known but that the GPU runner has GPUs enough."""
+    without = {} if config.runners["cpu"] else {"cpu": "runners.cpu names no runner for the lanes of the CPU"}
+    if only_cpu:
+        without["nccl"] = "the lane nccl is left to code that is trusted with the GPU runners"
+    elif not config.runners["nccl"]:
+        without["nccl"] = "runners.nccl names no runner for the lane nccl"
+    return replace(place, gpus=0 if "nccl" in without else config.world_size, driver=None, without=without)
+
+
+def _plan_of_leg(
+    arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work
+) -> tuple[Plan, Ready | None]:
+    if arguments.plan is None:
+        planned, current = _plan(arguments, config, description, work)
+        return _only(planned, arguments.id), current
+    (chosen,) = _only(_read_plan(arguments.plan), arguments.id).legs
+    return Plan((planning.placed_here(chosen, config, _this_machine(config, work)),)), None
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        return plan_document.decode(path.read_bytes()).plan
+    except OSError as error:
+        raise UsageError(f"the plan {path} cannot be read: {error.strerror}") from None
+    except plan_document.InvalidPlan as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
 def _deepspeed_releases(work: _Work) -> tuple[str, ...]:
     answer = package_index.available_deepspeed(work.environments.index, deepspeed_releases.bundled().releases)
     if answer.note:
@@ -290,7 +344,8 @@ def _names_one_release(text: str) -> bool:
 def _plan_of_current(
     arguments: argparse.Namespace, config: Config, description: SuiteDescription, work: _Work, place: Machine
 ) -> tuple[Plan, Ready | None]:
-    python = (arguments.python or Path(sys.executable)).absolute()  # not resolved: a virtual environment is a link
+    named = arguments.python or Path(os.environ.get(CURRENT_PYTHON) or sys.executable)
+    python = named.absolute()  # not resolved: a virtual environment is a link
     if not os.access(python, os.X_OK) or python.is_dir():
         raise UsageError(f"--python {python}: there is no interpreter; write the path of one")
     with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:
@@ -313,33 +368,17 @@ def _only(plan: Plan, wanted: str | None) -> Plan:
     raise UsageError(f"there is no leg {wanted!r}{nearest(wanted, ids)}; there are {', '.join(ids)}")
 
 
-def _leg_as_json(leg: LegPlan, config: Config, ready: bool) -> dict[str, object]:
-    return {
-        "id": leg.id,
-        "requested": {"torch": leg.requested.torch, "deepspeed": leg.requested.deepspeed},
-        "torch": leg.torch.version if leg.torch else None,
-        "deepspeed": leg.deepspeed,
-        "python": leg.python,
-        "runner": leg.runner,
-        "lanes": list(leg.lanes),
-        "suites": list(config.suites),
-        "topologies": list(config.topologies),
-        "environment_ready": ready,
-        "problem": leg.problem,
-    }
-
-
 # report
 
 
 def report(arguments: argparse.Namespace) -> int:
     description = suite.load()
-    config = configuration.with_options(
-        configuration.default(description),
-        Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
-        description,
-    )
-    results = results_files.together([one for path in arguments.paths for one in results_files.read_below(path)])
+    config = _judging_config(arguments, description)
+    if arguments.plan is None:
+        documents = [one for path in arguments.paths for one in results_files.read_below(path)]
+        results = results_files.together(documents)
+    else:
+        results = _results_of_plan(arguments.paths, _read_plan(arguments.plan))
     baseline = _baseline(arguments)
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))
     first: Path = arguments.paths[0]
@@ -347,7 +386,29 @@ def report(arguments: argparse.Namespace) -> int:
     with output_directory(directory.absolute()):
         _write_outputs(directory, judged)
     _show(judged, directory, arguments.json)
+    sys.stdout.flush()
+    arguments.concluded(judged, directory)
     return judged.exit_code
+
+
+def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
+    """What the jobs of a plan have handed in. One that handed in nothing, or nothing of use, does not stop the rest."""
+    documents, refused = [], []
+    for document in (document for path in paths for document in sorted(path.glob(f"**/{RESULTS}"))):
+        try:
+            documents.append(results_files.read(document))
+        except UsageError as error:
+            refused.append(str(error))
+    for sentence in refused:
+        print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+    nothing = Results(
+        generated_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        tool=Tool(version=program_version()),
+        source=github_job.source(github_job.read(os.environ)),
+        legs=[],
+        observations=[],
+    )
+    return with_lost_legs(results_files.together(documents) if documents else nothing, plan)
 
 
 def _write_outputs(directory: Path, judged: Verdict) -> None:
@@ -375,6 +436,8 @@ def _verdict_as_json(judged: Verdict, directory: Path) -> dict[str, object]:
         "verdict": judged.sentence,
         "exit_code": judged.exit_code,
         "cells": dict(judged.counts),
+        "floors": floors.as_json(floors.of(judged)),
+        "recommended": best.install if (best := floors.recommendation(judged)) else None,
         "legs": [
             {"id": leg.leg.id, "status": leg.leg.status, "reason": leg.leg.reason, "standing": leg.standing}
             for leg in judged.legs
@@ -431,11 +494,7 @@ def comment(arguments: argparse.Namespace) -> int:
     job = github_job.read(os.environ)
     comment_id = _comment_id(arguments)
     description = suite.load()
-    config = configuration.with_options(
-        configuration.default(description),
-        Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on),
-        description,
-    )
+    config = _judging_config(arguments, description)
     results = results_files.read_untrusted(arguments.path)
     baseline = _baseline(arguments)
     judged = verdict.judge(results, _known_issues(config, description), baseline, _fail_on(config))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from matrix import config, config_file
 from matrix.config import Config, Exclusion, NothingLeft, Options
 from matrix.config_file import ConfigError
+from matrix.runner_labels import RunsOn
 from runner import suite
 from runner.suite import SuiteDescription
 
@@ -93,6 +94,22 @@ def test_without_a_configuration_the_defaults_hold(text: str) -> None:
     assert found.suites == tuple(dict.fromkeys(case.suite for case in SUITE.cases))
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("ubuntu-latest", "ubuntu-latest"),
+        ("[ubuntu-latest]", "ubuntu-latest"),
+        ("[self-hosted, gpu]", ["self-hosted", "gpu"]),
+        ("{group: gpus}", {"group": "gpus"}),
+        ("{group: gpus, labels: h100}", {"group": "gpus", "labels": ["h100"]}),
+    ],
+)
+def test_any_form_of_a_runners_label_becomes_what_runs_on_takes(written: str, value: object) -> None:
+    found = read(f"runners: {{nccl: {written}}}").runners["nccl"]
+    assert found
+    assert found.value == value
+
+
 def test_the_defaults_are_of_the_suites_that_there_are() -> None:
     found = read("", WITHOUT_DEEPSPEED)
     assert found.suites == ("collectives", "loss")
@@ -138,7 +155,7 @@ def test_a_whole_configuration() -> None:
     assert found.deepspeed[2:4] == ("path:.", "path:ds")
     assert found.topologies == ("sp4", "0,3/1,2", "0,1")
     assert found.suites == ("loss", "user")
-    assert found.runners == {"cpu": ("ubuntu-latest",), "nccl": ("self-hosted", "gpu")}
+    assert found.runners == {"cpu": RunsOn(("ubuntu-latest",)), "nccl": RunsOn(("self-hosted", "gpu"))}
     assert found.exclude[1] == Exclusion("all_gather", lane="gloo")
     assert [exclusion.pattern for exclusion in found.exclude] == [
         "loss/all_gather_*",
@@ -209,6 +226,9 @@ REFUSED = [
     ("runners: ubuntu", ":1: runners", "keys cpu, nccl"),
     ("runners: {gpu: [x]}", ":1: runners: 'gpu' is not a key", "allowed are cpu, nccl"),
     ("runners: {cpu: [1]}", ":1: runners.cpu", 'write "1" in quotes'),
+    ("runners: {cpu: {labels: [x]}}", ":1: runners.cpu: found a mapping", "{group: NAME, labels: [LABEL]}"),
+    ("runners: {cpu: {group: [x]}}", ":1: runners.cpu: found a list", "{group: NAME, labels: [LABEL]}"),
+    ("runners: {cpu: {pool: x}}", ":1: runners.cpu: 'pool' is not a key", "allowed are group, labels"),
     ("exclude: [loss/all_gather_man]", ":1: exclude", "did you mean loss/all_gather_mean?"),
     ("exclude: ['nccl-path:functional_all_gather']", ":1: exclude", "excludes no case"),
     ("exclude: [{lane: glo}]", ":1: exclude", "did you mean gloo?"),
@@ -266,6 +286,7 @@ def test_whatever_the_schema_refuses_is_refused_on_load(key: str, value: object)
         "exclude: loss/*",
         "exclude: [{torch: '2.2'}, {lane: gloo}]",
         "runners: {cpu: ubuntu-latest, nccl: []}",
+        "runners: {cpu: {group: large}, nccl: {group: gpus, labels: [h100, x4]}}",
         "deepspeed: {path: .}",
         "known-issues: null",
     ],

@@ -57,6 +57,18 @@ ZERO_STAGES = (0, 1, 2, 3)
 CONTROL = "sp1-contiguous"
 # The index of the root within its group; a case has one cell for each rank that the group has.
 ROOT = "root"
+# What a case remembers, or leaves to the next, does not depend on how its numbers lie in memory. A case that shares its
+# world is looked at for two steps only where it has these values, of the axes that it has.
+TWO_STEPS: Mapping[str, Value] = {
+    "contiguous": True,
+    "dtype": "float32",
+    ROOT: 0,
+    "splits": "even",
+    "tokens": "ignored",
+    "layout": "bshd",
+    "batch": 1,
+    "checkpointing": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -181,10 +193,12 @@ def _attention() -> List[Case]:
         case("vocab_sequence_parallel_cross_entropy", {**labelled, "dtype": DTYPES}),
         Case("attention", "fpdt_attention", ("gloo",), {}),
         case("fpdt_ffn", {"batch": BATCHES}),
+        case("fpdt_ffn_leaves_input", {}),
         case("fpdt_logits_loss", labelled),
         case("ulysses_sp_dataloader_adapter", {"tokens": ("equal", "unequal"), "batch": BATCHES}),
         case("sequence_tiled_compute", tiled),
         case("sequence_tiled_compute_loss", tiled),
+        case("sequence_tiled_compute_loss_leaves_gradient", {}),
         case("sequence_tiled_compute_without_parameters", {"batch": BATCHES}),
         case("tiled_mlp", tiled),
         case("tiled_fused_logits_loss", {"batch": BATCHES, **checkpointed}),

@@ -1,0 +1,285 @@
+"""The real workflows and the real action, run by act on this machine against the stand-in for GitHub.
+
+From the event of a pull request to its comment: a plan, two legs of real torch releases, the report, the comment.
+GitHub's own actions are stood in for (`tests/act`), and what a step's pip takes from PyPI is fetched once, for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from matrix.results import decode
+from tests.github_server.server import StandIn
+from tests.github_server.state import PullRequest, Run
+from tests.product.running import ROOT
+
+OURS = "org/sp-compat-action@v1"
+CALLER = """\
+name: compatibility
+on: pull_request
+permissions: {}
+jobs:
+  compatibility:
+    uses: org/sp-compat-action/.github/workflows/compat.yml@v1
+    permissions: {actions: read, contents: read, pull-requests: write}
+    with:
+      torch: 2.2.2, 2.13.0
+      suites: collectives
+      lanes: nccl-path
+"""
+COMMENT_CALLER = """\
+name: compatibility comment
+on:
+  workflow_run: {workflows: [compatibility], types: [completed]}
+permissions: {}
+jobs:
+  comment:
+    uses: org/sp-compat-action/.github/workflows/comment.yml@v1
+    permissions: {actions: read, contents: read, pull-requests: write}
+"""
+# A few cases, among them the one that torch 2.3 has put right.
+CONFIG = """\
+topologies: [sp2-contiguous]
+exclude: ["collectives/*reduce*", "collectives/all_to_all*", "collectives/*scatter*", "collectives/_all_gather_base"]
+runners: {cpu: ubuntu-latest, nccl: [self-hosted, gpu]}
+"""
+# A branch that git accepts, and that is a command to a shell that reads it.
+HOSTILE = "feat/`touch${IFS}pwned`;a$(touch${IFS}pwned)<b>x</b>%0A::error::x"
+
+
+@dataclass
+class Bench:
+    """A project on GitHub, as far as its workflows can tell."""
+
+    directory: Path
+    pythons: Path
+    cache: Path
+    stand_in: StandIn
+    artifacts: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.artifacts = self.directory / "artifacts"
+        self.artifacts.mkdir()
+        project = self.project
+        (project / ".github/workflows").mkdir(parents=True)
+        (project / ".github/workflows/compatibility.yml").write_text(CALLER, "utf-8")
+        (project / ".github/workflows/comment.yml").write_text(COMMENT_CALLER, "utf-8")
+        (project / "sp-compat.yml").write_text(CONFIG, "utf-8")
+        for words in (
+            ["init", "--quiet", "--initial-branch=main"],
+            ["remote", "add", "origin", "https://github.com/org/project"],
+            ["add", "--all"],
+            ["-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "--quiet", "--message=x"],
+        ):
+            subprocess.run(["git", *words], cwd=project, check=True)
+
+    @property
+    def project(self) -> Path:
+        return self.directory / "project"
+
+    def act(
+        self, event: str, workflow: str, payload: Mapping[str, Any], run: Run, token: str, lose: str = ""
+    ) -> dict[str, str]:
+        """Runs a workflow; how each of its jobs ended, `success` or `failure`."""
+        (self.directory / "event.json").write_text(json.dumps(payload), "utf-8")
+        stand_ins = {OURS: ROOT, **{pinned: ROOT / "tests/act" / name for name, pinned in pinned_actions().items()}}
+        environment = {
+            "SP_COMPAT_SOURCE": ROOT,
+            "SP_COMPAT_CACHE": self.cache,
+            "ARTIFACTS": self.artifacts,
+            "LOSE": lose,
+            "PATH": f"{self.pythons}:{os.environ['PATH']}",
+            "GITHUB_API_URL": self.stand_in.api_url,
+            "GITHUB_SERVER_URL": self.stand_in.server_url,
+            "GITHUB_REPOSITORY": self.stand_in.state.repository,
+            "GITHUB_RUN_ID": run.id,
+            "GITHUB_RUN_ATTEMPT": run.attempt,
+        }
+        done = subprocess.run(
+            [
+                *(Path(sys.executable).parent / "act", event, "--json"),
+                *("--workflows", f".github/workflows/{workflow}", "--eventpath", self.directory / "event.json"),
+                *("--platform", "ubuntu-latest=-self-hosted", "--secret", f"GITHUB_TOKEN={token}"),
+                *(word for name, place in stand_ins.items() for word in ("--local-repository", f"{name}={place}")),
+                *(word for name, value in environment.items() for word in ("--env", f"{name}={value}")),
+            ],
+            cwd=self.project,
+            env={**os.environ, "HOME": str(self.directory), "XDG_CACHE_HOME": str(self.directory / "act")},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        (self.directory / f"act-{run.id}-{workflow}.log").write_text(done.stdout + done.stderr, "utf-8")
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        ended = {line["jobID"]: line["jobResult"] for line in lines if "jobResult" in line}
+        assert ended, done.stdout[-3000:] + done.stderr[-3000:]
+        assert not list(self.directory.rglob("pwned"))
+        assert token not in done.stdout
+        return ended
+
+
+def pinned_actions() -> dict[str, str]:
+    """The actions of GitHub that the workflows use, each by its name with the commit it is pinned to."""
+    text = "".join(path.read_text("utf-8") for path in (ROOT / ".github/workflows").glob("*.yml"))
+    return {found[1]: found[0] for found in re.finditer(r"actions/([\w-]+)@[0-9a-f]{40}", text)}
+
+
+def pull_request_event(pull: PullRequest) -> dict[str, Any]:
+    return {
+        "action": "synchronize",
+        "number": pull.number,
+        "pull_request": {
+            "number": pull.number,
+            "title": HOSTILE,
+            "head": {"sha": pull.head_sha, "ref": HOSTILE, "repo": {"full_name": pull.head_repository}},
+            "base": {"sha": pull.base_sha, "ref": "main", "repo": {"full_name": "org/project"}},
+        },
+        "repository": {"full_name": "org/project", "default_branch": "main"},
+    }
+
+
+def workflow_run_event(run: Run) -> dict[str, Any]:
+    owner, _, _ = run.head_repository.partition("/")
+    return {
+        "action": "completed",
+        "workflow_run": {
+            "id": run.id,
+            "run_attempt": run.attempt,
+            "event": run.event,
+            "head_sha": run.head_sha,
+            "head_branch": run.head_branch,
+            "head_repository": {"full_name": run.head_repository, "owner": {"login": owner}},
+            "pull_requests": [],
+        },
+        "repository": {"full_name": "org/project", "default_branch": "main"},
+    }
+
+
+@pytest.fixture(scope="module")
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PATH: this Python, whose pip has everything at hand. Nothing of it reaches a leg."""
+    directory = tmp_path_factory.mktemp("pythons")
+    wheels = directory / "wheels"
+    needed = [*requirements(), "hatchling>=1.21"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", wheels, *needed], check=True, timeout=300)
+    python = directory / "python3"
+    python.write_text(
+        f"""#!/bin/sh
+case " $* " in *" -m pip "*) export PIP_NO_INDEX=1 PIP_FIND_LINKS={wheels} ;; esac
+exec {sys.executable} "$@"
+""",
+        "utf-8",
+    )
+    python.chmod(0o755)
+    return directory
+
+
+def requirements() -> list[str]:
+    text = (ROOT / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
+    return list(yaml.safe_load(f"[{text}]"))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, pythons: Path, cache: Path) -> Iterator[Bench]:
+    with StandIn().running() as stand_in:
+        yield Bench(tmp_path_factory.mktemp("act"), pythons, cache, stand_in)
+        assert not stand_in.violations
+
+
+@pytest.fixture(scope="module")
+def pull(bench: Bench) -> PullRequest:
+    """A pull request from a fork, whose runs have a token that only reads."""
+    base, head = bench.stand_in.state.line(2)
+    return bench.stand_in.state.pull(head, base, fork="somebody")
+
+
+def run_of(bench: Bench, pull: PullRequest) -> Run:
+    return bench.stand_in.state.run(
+        pull.head_sha,
+        "pull_request",
+        head_branch=pull.head_ref,
+        head_repository=pull.head_repository,
+        status="in_progress",
+    )
+
+
+@pytest.fixture(scope="module")
+def first(bench: Bench, pull: PullRequest) -> tuple[dict[str, str], Run]:
+    """The run of a fork's pull request; the upload of one leg fails."""
+    run = run_of(bench, pull)
+    token = bench.stand_in.state.token(contents="read", actions="read", pull_requests="read")
+    lose = "sp-compat-leg-torch2.13.0-*"
+    return bench.act("pull_request", "compatibility.yml", pull_request_event(pull), run, token, lose), run
+
+
+def test_a_forks_run_holds_its_check_and_keeps_the_results_without_a_comment(
+    bench: Bench, first: tuple[dict[str, str], Run]
+) -> None:
+    ended, _ = first
+    assert ended == {"plan": "success", "leg": "failure", "report": "success"}
+    assert bench.stand_in.state.comments == []
+    assert any(seen.status == 403 for seen in bench.stand_in.asked("issues/create-comment"))
+
+
+def test_a_leg_that_is_lost_is_shown(bench: Bench, first: tuple[dict[str, str], Run]) -> None:
+    results = decode((bench.artifacts / "sp-compat-results-1/results.json").read_bytes())
+    assert [(leg.torch, leg.status) for leg in results.legs] == [("2.2.2", "completed"), (None, "cancelled")]
+    assert "handing in a result" in (results.legs[1].detail or "")
+    assert results.source.pull_request == 7
+
+
+def test_code_of_a_fork_has_no_leg_on_the_gpu_runner(bench: Bench, first: tuple[dict[str, str], Run]) -> None:
+    plan = json.loads((bench.artifacts / "sp-compat-plan-1/plan.json").read_bytes())
+    assert {leg["runner"] for leg in plan["legs"]} == {"cpu"}
+
+
+@pytest.fixture(scope="module")
+def commented(bench: Bench, first: tuple[dict[str, str], Run]) -> dict[str, str]:
+    _, run = first
+    return bench.act(
+        "workflow_run", "comment.yml", workflow_run_event(run), run_of_comment(bench, run), bench.stand_in.state.token()
+    )
+
+
+def run_of_comment(bench: Bench, run: Run) -> Run:
+    return bench.stand_in.state.run(bench.stand_in.state.line(1)[0], "workflow_run", workflow=43, status="in_progress")
+
+
+def test_the_workflow_for_forks_brings_the_comment(bench: Bench, commented: dict[str, str]) -> None:
+    assert commented == {"comment": "success"}
+    [comment] = bench.stand_in.state.comments_on(7)
+    assert "1 of 2 legs without a full result" in comment.body
+    assert "collectives/all_gather" in comment.body
+
+
+def test_the_next_run_brings_the_comment_up_to_date(bench: Bench, pull: PullRequest, commented: dict[str, str]) -> None:
+    [before] = [(one.id, one.body) for one in bench.stand_in.state.comments_on(7)]
+    for artifact in list(bench.artifacts.iterdir()):
+        artifact.rename(bench.directory / f"{artifact.name}-of-the-first-run")
+    run = run_of(bench, pull)
+    ended = bench.act("pull_request", "compatibility.yml", pull_request_event(pull), run, bench.stand_in.state.token())
+
+    assert ended == {"plan": "success", "leg": "success", "report": "success"}
+    [after] = bench.stand_in.state.comments_on(7)
+    assert after.id == before[0]
+    assert f"run={run.id}" in after.body
+    assert "without a full result" not in after.body
+    assert "on 2 torch releases" in after.body
+    assert {path.name for path in bench.artifacts.iterdir()} == {
+        "sp-compat-plan-1",
+        "sp-compat-leg-torch2.2.2-dsnone-py3.11-cpu-1",
+        "sp-compat-leg-torch2.13.0-dsnone-py3.11-cpu-1",
+        "sp-compat-results-1",
+    }
