@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 from matrix import config_file, deepspeed_requests, torch_requests
 from matrix.config_file import ENVIRONMENTS, FAIL_ON, RUNNER_CLASSES, WORLD_SIZE, WORLD_SIZES, nearest
 from matrix.config_file import ConfigError as ConfigError
+from matrix.requests import InvalidRequest
 from matrix.runner_labels import RunsOn
 
 AUTO = "auto"
@@ -248,12 +249,12 @@ def _check_releases(config: Config) -> None:
     for number, text in enumerate(config.torch):
         try:
             torch_requests.parse(text)
-        except torch_requests.InvalidRequest as error:
+        except InvalidRequest as error:
             raise ConfigError(f"{config.origin('torch', number)}: {error}") from None
     for number, text in enumerate(config.deepspeed):
         try:
             deepspeed_requests.parse(text)
-        except deepspeed_requests.InvalidRequest as error:
+        except InvalidRequest as error:
             raise ConfigError(f"{config.origin('deepspeed', number)}: {error}") from None
     for key, texts in (("torch", config.torch), ("deepspeed", config.deepspeed)):
         if not texts:
@@ -382,7 +383,7 @@ def _with_exclusions(config: Config, suite: Suite) -> Config:
         if exclusion.torch is not None:
             try:
                 torch_requests.parse(exclusion.torch)
-            except torch_requests.InvalidRequest as error:
+            except InvalidRequest as error:
                 raise ConfigError(f"{where}: {error}") from None
         # A file's exclusions have to fit what the file says, not each run that the command line makes of it.
         narrowed = config.origin("losses") == OPTIONS["losses"] and where != OPTIONS["exclude"]

@@ -14,7 +14,6 @@ Pre-releases are resolved only where they are asked for by name, yanked releases
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,14 @@ from pathlib import PurePath
 from typing import Literal
 from urllib.parse import urlsplit
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from matrix import requests
 from matrix.deepspeed_releases import DeepSpeedTable
 from matrix.plan import TorchBuild
 from matrix.releases import minor_of
+from matrix.requests import InvalidRequest, Unresolvable, shown
 
 FORMS = (
     "auto, none, latest, a minor (0.17), a release (0.17.6), a range (>=0.16,<0.18), "
@@ -43,14 +44,6 @@ LocateCheckout = Callable[[str], PurePath]
 """The absolute path of a checkout, from a path as a user wrote it; raises `Unresolvable` where there is none."""
 CommitOf = Callable[[str, str | None], str]
 """The commit that a reference of a repository stands for; raises `Unresolvable` where there is none."""
-
-
-class InvalidRequest(ValueError):
-    """What was written stands for no DeepSpeed at all; the message is one sentence."""
-
-
-class Unresolvable(ValueError):
-    """It was understood, but there is no such DeepSpeed to install; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ class Sources:
 def parse(text: str) -> DeepSpeedRequest:
     written = text.strip()
     if not written or not written.isprintable():
-        raise InvalidRequest(f"deepspeed {_shown(text)} is not understood; write {FORMS}")
+        raise InvalidRequest(f"deepspeed {shown(text)} is not understood; write {FORMS}")
     if written in WORDS:
         return DeepSpeedRequest(written, WORDS[written])
     if written.startswith(PATH):
@@ -117,7 +110,7 @@ def parse(text: str) -> DeepSpeedRequest:
         return _git(written)
     if secure_shell := re.fullmatch(r"([\w.-]+@[\w.-]+):(.+)", written):
         host, path = secure_shell.groups()
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not a URL; write git+ssh://{host}/{path}")
+        raise InvalidRequest(f"deepspeed {shown(written)} is not a URL; write git+ssh://{host}/{path}")
     if written[0] in "<>=!" or written.startswith("~="):
         return _range(written)
     if "/" in written or "\\" in written or written[0] in ".~":
@@ -207,44 +200,31 @@ def _index_build(version: Version) -> DeepSpeedBuild:
 
 
 def _version(written: str) -> DeepSpeedRequest:
-    try:
-        version = Version(written)
-    except InvalidVersion:
-        near = difflib.get_close_matches(written.lower(), WORDS, 1)
-        meant = f"did you mean {near[0]}? Otherwise write" if near else "write"
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not understood; {meant} {FORMS}") from None
+    version = requests.version("deepspeed", written, WORDS, FORMS)
     if version.local:
         raise InvalidRequest(
-            f"deepspeed {_shown(written)} is a build of its own, which no package index has; write the directory it "
+            f"deepspeed {shown(written)} is a build of its own, which no package index has; write the directory it "
             f"was built from ({PATH}../DeepSpeed) or its git URL"
         )
-    if len(version.release) == 1 or version.epoch:
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not understood; write {FORMS}")
-    if len(version.release) == 2 and not (version.is_prerelease or version.is_postrelease):
+    if requests.is_minor(version):
         return DeepSpeedRequest(written, "minors", specifier=SpecifierSet(f"=={version.public}.*"))
     return DeepSpeedRequest(written, "exact", version=version)
 
 
 def _range(written: str) -> DeepSpeedRequest:
-    try:
-        specifier = SpecifierSet(written)
-    except InvalidSpecifier:
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not a range; write it as >=0.16,<0.18") from None
-    clauses = list(specifier)
-    if any(clause.operator == "===" for clause in clauses):
-        raise InvalidRequest(f"deepspeed {_shown(written)} compares texts; write the release alone, or == before it")
-    if len(clauses) == 1 and clauses[0].operator == "==" and not clauses[0].version.endswith(".*"):
-        exact = _version(clauses[0].version)
+    specifier = requests.specifiers("deepspeed", written, ">=0.16,<0.18")
+    if alone := requests.single(specifier):
+        exact = _version(alone)
         return DeepSpeedRequest(written, exact.kind, exact.version, exact.specifier)
     return DeepSpeedRequest(written, "minors", specifier=specifier)
 
 
 def _checkout(written: str, place: str) -> DeepSpeedRequest:
     if not place.strip():
-        raise InvalidRequest(f"deepspeed {_shown(written)} names no directory; write {PATH}../DeepSpeed")
+        raise InvalidRequest(f"deepspeed {shown(written)} names no directory; write {PATH}../DeepSpeed")
     if re.search(r"\.(whl|tar\.gz|zip)$", place, re.IGNORECASE):
         raise InvalidRequest(
-            f"deepspeed {_shown(written)} is a file; DeepSpeed is built against each torch, so write the directory of "
+            f"deepspeed {shown(written)} is a file; DeepSpeed is built against each torch, so write the directory of "
             "its source, a release or a git URL"
         )
     return DeepSpeedRequest(written, "checkout", place=place.strip())
@@ -254,24 +234,20 @@ def _git(written: str) -> DeepSpeedRequest:
     try:
         url = urlsplit(written.removeprefix("git+"))
     except ValueError:
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not a URL") from None
+        raise InvalidRequest(f"deepspeed {shown(written)} is not a URL") from None
     if url.scheme not in GIT_SCHEMES:
         raise InvalidRequest(
-            f"deepspeed {_shown(written)} is not the URL of a git repository; write git+https://...@main"
+            f"deepspeed {shown(written)} is not the URL of a git repository; write git+https://...@main"
         )
     if url.password is not None or (url.username and url.scheme != "ssh"):
         raise InvalidRequest(
             "deepspeed is given by a URL with credentials in it, which every report would show; put them into ~/.netrc"
         )
     if url.query or url.fragment or " " in written:
-        raise InvalidRequest(f"deepspeed {_shown(written)} has more in it than a repository and a reference (@main)")
+        raise InvalidRequest(f"deepspeed {shown(written)} has more in it than a repository and a reference (@main)")
     if re.search(r"\.(whl|tar\.gz|zip)$", url.path, re.IGNORECASE):
-        raise InvalidRequest(f"deepspeed {_shown(written)} is a file and not a git repository; write a release instead")
+        raise InvalidRequest(f"deepspeed {shown(written)} is a file and not a git repository; write a release instead")
     path, at, reference = url.path.partition("@")
     if not path.strip("/") or (at and not re.fullmatch(r"[\w./-]+", reference)) or reference.startswith("-"):
-        raise InvalidRequest(f"deepspeed {_shown(written)} is not understood; write git+https://...@main")
+        raise InvalidRequest(f"deepspeed {shown(written)} is not understood; write git+https://...@main")
     return DeepSpeedRequest(written, "git", place=url._replace(path=path).geturl(), reference=reference or None)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")

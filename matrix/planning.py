@@ -18,9 +18,10 @@ from packaging.version import Version
 from matrix import deepspeed_releases, deepspeed_requests, releases, torch_requests
 from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
 from matrix.config_file import ConfigError, nearest
-from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources, Unresolvable
+from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources
 from matrix.plan import LegPlan, Plan, TorchBuild
 from matrix.releases import AvailableRelease, ReleaseTable
+from matrix.requests import Unresolvable
 from matrix.results import Requested
 from matrix.torch_requests import Resolution
 

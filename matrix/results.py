@@ -99,6 +99,7 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     torch_build: str | None
     deepspeed: str | None
     python: str | None
+    declared: str | None = None  # what DeepSpeed's own metadata require: `torch>=2.0.0`
     lanes: list[str]
     environment: EnvironmentRecord
     host: Host
@@ -113,6 +114,13 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """The package in whose directory the run was started, and what its metadata require of torch: `torch>=2.1`."""
+
+    name: str
+    torch: str
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     repository: str | None = None
     sha: str | None = None
@@ -125,6 +133,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     generated_at: str  # ISO 8601, UTC
     tool: Tool
     source: Source = Source()
+    project: Project | None = None
     legs: list[Leg]
     observations: list[Observation]
 

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matrix import markdown, reproduce, signs
+from matrix import floors, markdown, reproduce, signs
+from matrix.floors import Declaration, Floor
 from matrix.known_issues import KnownIssue
 from matrix.markdown import Markdown, code, text
 from matrix.results import Observation
 from matrix.table import Column, Row, Table, deepspeed_label, torch_label
-from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict
+from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict, in_order
 
 RELEASES_ACROSS = 8
 """How many releases stand side by side before a table of cases is split."""
+CASES = 12
+"""How many names of cases stand in one cell of a table."""
 MESSAGE = 240
 """Characters of a failure's message that are shown."""
 
@@ -204,15 +207,61 @@ def every_case(table: Table) -> list[Section]:
 
 
 def right_on(verdict: Verdict) -> list[Section]:
-    rows = tuple(
-        markdown.table_row([code(name), text(signs.lane(lane)), text(", ".join(releases) or "none that was measured")])
-        for (name, lane), releases in verdict.right_on.items()
-    )
-    if not rows:
+    """On which of the measured releases each case is right, alike cases in one row, and what packages declare."""
+    found = floors.of(verdict)
+    if not found:
         return []
-    title = Markdown("On which of the measured torch releases each case is right")
-    head = markdown.table_head([Markdown("case"), Markdown("lane"), Markdown("right on torch")])
-    return [Section(markdown.folded_begin(title) + head, rows, markdown.FOLDED_END, rank=6)]
+    alike: dict[tuple[object, ...], list[Floor]] = defaultdict(list)
+    for floor in found:
+        alike[floor.package, floor.right, floor.wrong, floor.lane].append(floor)
+    heads = ("right on", "to require", "wrong on", "not measured", "lane", "cases")
+    rows = tuple(
+        _floor_row(group) for group in sorted(alike.values(), key=lambda group: group[0].package, reverse=True)
+    )
+    head = markdown.folded_begin(Markdown("Floors: on which of the measured releases each case is right"))
+    declared = "".join(_declared(one, found) for one in floors.declarations(verdict))
+    table = markdown.table_head([Markdown(word) for word in heads])
+    return [Section(f"{head}{declared}\n{table}", rows, markdown.FOLDED_END, rank=4)]
+
+
+def _floor_row(alike: Sequence[Floor]) -> str:
+    first = alike[0]
+    right = ", ".join(map(str, first.ranges)) or "none of the measured releases"
+    cases = [code(floor.case) for floor in alike]
+    return markdown.table_row(
+        [
+            text(f"{first.package}: {right}"),
+            code(first.requirement) if first.requirement else text("cannot be said" if first.right else ""),
+            text(", ".join(first.wrong)),
+            text(", ".join(map(str, first.unknown))),
+            text(signs.lane(first.lane)),
+            Markdown(f"{', '.join(cases[:CASES])}{f' and {len(cases) - CASES} more' if len(cases) > CASES else ''}"),
+        ]
+    )
+
+
+def _declared(declaration: Declaration, found: Sequence[Floor]) -> str:
+    package, requirement = code(declaration.package), code(str(declaration.requirement))
+    training = [floor for floor in found if floor.lane in floors.TRAINING_LANES] or found
+    admitted = {floor.case: wrong for floor in training if (wrong := floor.contradicts(declaration.requirement))}
+    if not admitted:
+        return f"- {package} declares {requirement}, which agrees with what was measured.\n"
+    releases = sorted({version for wrong in admitted.values() for version in wrong}, key=in_order)
+    cases = [code(case) for case in admitted]
+    more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+    return (
+        f"- {package} declares {requirement}, which admits {text(', '.join(releases))}, where "
+        f"{', '.join(cases[:3])}{more} {'is' if len(cases) == 1 else 'are'} not right.\n"
+    )
+
+
+def recommended(verdict: Verdict) -> list[Section]:
+    """The pair to install, of those that were measured."""
+    best = floors.recommendation(verdict)
+    if best is None:
+        return []
+    told = f"{best.right} of {best.measured} cells right there, the best of what was measured"
+    return [Section(f"**Recommended**: {code(best.install)} ({told})\n\n", rank=2)]
 
 
 def failing(verdict: Verdict, every_known: bool) -> list[Section]:

@@ -20,6 +20,7 @@ def render(verdict: Verdict, limit: int = LIMIT) -> str:
             sections.verdict_line(verdict),
             *sections.news(verdict, NEWS),
             *sections.matrix(table, table.telling(COLUMNS)),
+            *sections.recommended(verdict),
             *sections.gone(verdict),
             *sections.right_on(verdict),
             *sections.every_case(table),

@@ -13,7 +13,6 @@ Pre-releases are resolved only where they are asked for by name, yanked releases
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,27 +20,20 @@ from pathlib import PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from matrix import releases
+from matrix import releases, requests
 from matrix.plan import TorchBuild
 from matrix.releases import AvailableRelease, ReleaseTable, minor_of
+from matrix.requests import InvalidRequest, Unresolvable, shown
 
 FORMS = "a minor (2.2), a release (2.2.2), a range (>=2.1,<2.4), latest, nightly or the path of a wheel"
 WORDS = ("latest", "nightly")
 
 Locate = Callable[[str], PurePath | None]
 """The absolute path of an existing file, from a path as a user wrote it; None where there is no such file."""
-
-
-class InvalidRequest(ValueError):
-    """What was written stands for no torch at all; the message is one sentence."""
-
-
-class Unresolvable(ValueError):
-    """It was understood, but there is no such torch to install; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Resolution:
 def parse(text: str) -> TorchRequest:
     written = text.strip()
     if not written or not written.isprintable():
-        raise InvalidRequest(f"torch {_shown(text)} is not understood; write {FORMS}")
+        raise InvalidRequest(f"torch {shown(text)} is not understood; write {FORMS}")
     if "://" in written or re.search(r"\.(whl|tar\.gz|zip)$", written, re.IGNORECASE):
         return _wheel(written)
     if written in WORDS:
@@ -155,34 +147,21 @@ def pythons_of_wheel(filename: str) -> tuple[str, ...]:
 
 
 def _version(written: str) -> TorchRequest:
-    try:
-        version = Version(written)
-    except InvalidVersion:
-        near = difflib.get_close_matches(written.lower(), WORDS, 1)
-        meant = f"did you mean {near[0]}? Otherwise write" if near else "write"
-        raise InvalidRequest(f"torch {_shown(written)} is not understood; {meant} {FORMS}") from None
-    if len(version.release) == 1 or version.epoch:
-        raise InvalidRequest(f"torch {_shown(written)} is not understood; write {FORMS}")
+    version = requests.version("torch", written, WORDS, FORMS)
     if version.local and version.is_prerelease and not version.is_devrelease:
         raise InvalidRequest(
-            f"torch {_shown(written)} is a vendor's build, which exists only in the vendor's image; "
+            f"torch {shown(written)} is a vendor's build, which exists only in the vendor's image; "
             "run sp-compat inside that image with `environment: current`"
         )
-    if len(version.release) == 2 and not (version.is_prerelease or version.is_postrelease):
+    if requests.is_minor(version):
         return TorchRequest(written, "minors", specifier=SpecifierSet(f"=={version.public}.*"), local=version.local)
     return TorchRequest(written, "exact", version=version, local=version.local)
 
 
 def _range(written: str) -> TorchRequest:
-    try:
-        specifier = SpecifierSet(written)
-    except InvalidSpecifier:
-        raise InvalidRequest(f"torch {_shown(written)} is not a range; write it as >=2.1,<2.4") from None
-    clauses = list(specifier)
-    if any(clause.operator == "===" for clause in clauses):
-        raise InvalidRequest(f"torch {_shown(written)} compares texts; write the release alone, or == before it")
-    if len(clauses) == 1 and clauses[0].operator == "==" and not clauses[0].version.endswith(".*"):
-        exact = _version(clauses[0].version)
+    specifier = requests.specifiers("torch", written, ">=2.1,<2.4")
+    if alone := requests.single(specifier):
+        exact = _version(alone)
         return _supported(TorchRequest(written, exact.kind, exact.version, exact.specifier, exact.local))
     return TorchRequest(written, "minors", specifier=specifier)
 
@@ -191,7 +170,7 @@ def _supported(request: TorchRequest) -> TorchRequest:
     oldest = releases.bundled().oldest
     version = request.version or Version(next(iter(request.specifier or ())).version.removesuffix(".*"))
     if version.release[:2] < oldest.release[: len(version.release)]:
-        raise InvalidRequest(f"torch {_shown(request.text)} is older than {oldest}, the first that can be measured")
+        raise InvalidRequest(f"torch {shown(request.text)} is older than {oldest}, the first that can be measured")
     return request
 
 
@@ -200,24 +179,24 @@ def _wheel(written: str) -> TorchRequest:
         try:
             url = urlsplit(written)
         except ValueError:
-            raise InvalidRequest(f"torch {_shown(written)} is not a URL") from None
+            raise InvalidRequest(f"torch {shown(written)} is not a URL") from None
         if url.scheme not in ("https", "file"):
-            raise InvalidRequest(f"torch {_shown(written)} is not an https or file URL of a wheel; write one")
+            raise InvalidRequest(f"torch {shown(written)} is not an https or file URL of a wheel; write one")
         if "@" in url.netloc:
             raise InvalidRequest(
                 "torch is given by a URL with credentials in it, which every report would show; put them into ~/.netrc"
             )
         if " " in written:
-            raise InvalidRequest(f"torch {_shown(written)} has a space in its URL; write %20")
+            raise InvalidRequest(f"torch {shown(written)} has a space in its URL; write %20")
     name = wheel_name(written)
     try:
         project, version, _, _ = parse_wheel_filename(name)
     except (InvalidWheelFilename, InvalidVersion):
         raise InvalidRequest(
-            f"torch {_shown(written)} is not called like a wheel, torch-2.4.0-cp311-cp311-linux_x86_64.whl"
+            f"torch {shown(written)} is not called like a wheel, torch-2.4.0-cp311-cp311-linux_x86_64.whl"
         ) from None
     if project != "torch":
-        raise InvalidRequest(f"torch {_shown(written)} is a wheel of {project}, not of torch")
+        raise InvalidRequest(f"torch {shown(written)} is a wheel of {project}, not of torch")
     return TorchRequest(written, "wheel", version=version)
 
 
@@ -228,7 +207,7 @@ def _wheel_build(request: TorchRequest, locate: Locate) -> TorchBuild:
     written = unquote(urlsplit(request.text).path) if request.text.startswith("file://") else request.text
     path = locate(written)
     if path is None:
-        raise Unresolvable(f"there is no file {_shown(request.text)}")
+        raise Unresolvable(f"there is no file {shown(request.text)}")
     return TorchBuild(request.version.public, f"torch @ {path.as_uri()}")
 
 
@@ -313,7 +292,3 @@ def _labelled(version: Version, local: str | None, offer: _Offer, table: Release
 
 def _build(version: Version, local: str | None = None) -> TorchBuild:
     return TorchBuild(str(version), f"torch=={version}+{local}" if local else f"torch=={version}")
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from matrix import signs
+from matrix.conventions import hold_to_one_convention
 from matrix.known_issues import KnownIssue, KnownIssues, release, versions
 from matrix.results import FAILURES, Leg, Observation, Results
 
@@ -54,14 +55,15 @@ class JudgedLeg:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`results` are those that were judged, each observation with the known issue that explains it."""
+    """`results` are those that were judged: each observation with the known issue that explains it, and `wrong` where a
+    loss passes under another convention than elsewhere."""
 
     results: Results
     cells: tuple[Cell, ...]
     legs: tuple[JudgedLeg, ...]
     fail_on: FailOn
     compared: bool  # whether there was a baseline
-    gone: tuple[KnownIssue, ...]  # known issues whose cells were measured, and none shows them
+    gone: tuple[KnownIssue, ...]  # known issues whose cells were measured and are right
     unmeasured: int  # cells of the baseline's legs that this run did not measure
 
     @cached_property
@@ -75,23 +77,8 @@ class Verdict:
 
     @cached_property
     def executed(self) -> bool:
-        """Whether any case ran: what torch does not offer was asked for, not run."""
-        return any(_ran(cell.observation) for cell in self.cells)
-
-    @cached_property
-    def right_on(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """By case and lane, the torch releases on which every cell that was measured is right or as designed."""
-        right: dict[tuple[str, str], dict[str, bool]] = defaultdict(dict)
-        for cell in self.cells:
-            if not _ran(cell.observation) or cell.standing == "by design":
-                continue
-            torch = versions(cell.leg)[0] or "unknown"
-            of_case = right[cell.observation.name, cell.observation.lane]
-            of_case[torch] = of_case.get(torch, True) and not cell.failing
-        return {
-            key: tuple(sorted((torch for torch, well in of_case.items() if well), key=in_order))
-            for key, of_case in right.items()
-        }
+        """Whether any case ran."""
+        return any(ran(cell.observation) for cell in self.cells)
 
     @property
     def exit_code(self) -> int:
@@ -130,10 +117,10 @@ class Verdict:
         return f" in {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
     def _what_was_measured(self) -> str:
-        ran = [cell for cell in self.cells if _ran(cell.observation)]
-        right = sum(not cell.failing for cell in ran)
-        releases = {versions(cell.leg)[0] for cell in ran}
-        return f"{right} of {_number(len(ran), 'cell')} right on {_number(len(releases), 'torch release')}"
+        executed = [cell for cell in self.cells if ran(cell.observation)]
+        right = sum(not cell.failing for cell in executed)
+        releases = {versions(cell.leg)[0] for cell in executed}
+        return f"{right} of {_number(len(executed), 'cell')} right on {_number(len(releases), 'torch release')}"
 
     def _what_is_known(self) -> str:
         parts = []
@@ -160,7 +147,12 @@ class Verdict:
 
 
 def judge(results: Results, known_issues: KnownIssues, baseline: Results | None, fail_on: FailOn) -> Verdict:
-    """Without a baseline, or for what it has no counterpart of, a failure is new unless a known issue explains it."""
+    """Without a baseline, or for what it has no counterpart of, a failure is new unless a known issue explains it.
+
+    A loss whose cells pass under different conventions is wrong in the minority of them (see `conventions`).
+    """
+    results = hold_to_one_convention(results)
+    baseline = hold_to_one_convention(baseline) if baseline else None
     before = _pair_legs(results.legs, baseline.legs if baseline else [])
     by_leg: dict[str, list[Observation]] = defaultdict(list)
     for observation in results.observations:
@@ -171,7 +163,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
 
     judged: dict[int, Cell] = {}
     shown: set[str] = set()
-    measured: set[str] = set()
+    looked_for: set[str] = set()
     unmeasured = 0
     for leg in results.legs:
         counterpart = before.get(leg.id)
@@ -181,9 +173,9 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
             earlier = was.pop(_cell_key(observation), None)
             issue = explanations.of(observation)
             judged[id(observation)] = _judge_cell(observation, leg, issue, earlier, counterpart)
-        unmeasured += sum(map(_ran, was.values()))
+        unmeasured += sum(map(ran, was.values()))
         shown |= explanations.shown
-        measured |= explanations.measured
+        looked_for |= explanations.looked_for
 
     cells = tuple(judged[id(observation)] for observation in results.observations if id(observation) in judged)
     return Verdict(
@@ -192,7 +184,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
         legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
         fail_on=fail_on,
         compared=baseline is not None,
-        gone=tuple(entry for entry in known_issues.entries if entry.id in measured - shown),
+        gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
         unmeasured=unmeasured,
     )
 
@@ -209,18 +201,19 @@ class _Explanations:
     def __init__(self, entries: tuple[KnownIssue, ...]) -> None:
         self._entries = entries
         self._of_case: dict[tuple[str, str], tuple[KnownIssue, ...]] = {}
-        self.measured: set[str] = set()  # entries whose cells were measured
-        self.shown: set[str] = set()
+        self.looked_for: set[str] = set()  # entries with a cell that is right
+        self.shown: set[str] = set()  # entries that are seen, or that another failure may hide
 
     def of(self, observation: Observation) -> KnownIssue | None:
         found = None
         for entry in self._covering(observation):
             if not entry.covers_cell(observation):
                 continue
-            if _ran(observation):
-                self.measured.add(entry.id)
-            if entry.shows_in(observation):
+            if observation.outcome in FAILURES:
                 self.shown.add(entry.id)
+            elif ran(observation):
+                self.looked_for.add(entry.id)
+            if entry.shows_in(observation):
                 found = found or entry
         return found
 
@@ -272,7 +265,8 @@ def _environment_at_fault(leg: Leg) -> bool:
     return leg.status == "environment-failed" and leg.reason != "machine"
 
 
-def _ran(observation: Observation) -> bool:
+def ran(observation: Observation) -> bool:
+    """Whether the case was run: what torch does not offer was asked for, not run."""
     return observation.outcome not in ("unsupported", "absent")
 
 

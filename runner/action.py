@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matrix import github_matrix, markdown, plan_document, summary
+from matrix import floors, github_matrix, markdown, plan_document, summary
 from matrix.verdict import Verdict
 from runner import action_inputs, cli, github_job, workflow_commands
 from runner.action_inputs import PLAN, Inputs
@@ -100,7 +100,7 @@ class Action:
                 "verdict": verdict.sentence,
                 "results": str(directory / "results.json"),
                 "report": str(directory),
-                "floors": json.dumps(_floors(verdict), separators=(",", ":")),
+                "floors": json.dumps(floors.as_json(floors.of(verdict)), separators=(",", ":")),
             }
         )
         if self.inputs.command in ("run", "report"):
@@ -116,14 +116,6 @@ class Action:
     def _output(self, values: Mapping[str, str]) -> None:
         if self.job.output:
             workflow_commands.write_outputs(self.job.output, values)
-
-
-def _floors(verdict: Verdict) -> dict[str, dict[str, list[str]]]:
-    """By case and lane, the releases of torch on which it was measured right."""
-    floors: dict[str, dict[str, list[str]]] = {}
-    for (case, lane), releases in verdict.right_on.items():
-        floors.setdefault(case, {})[lane] = list(releases)
-    return floors
 
 
 def _with_paths(inputs: Inputs, environment: Mapping[str, str]) -> Inputs:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from matrix.deepspeed_requests import Unresolvable
+from matrix.requests import Unresolvable
 
 REMOTE_LIMIT = 30.0
 LOCAL_LIMIT = 30.0

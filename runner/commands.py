@@ -22,6 +22,7 @@ from matrix import config as configuration
 from matrix import (
     deepspeed_releases,
     deepspeed_requests,
+    floors,
     known_issues,
     markdown,
     marker,
@@ -435,6 +436,8 @@ def _verdict_as_json(judged: Verdict, directory: Path) -> dict[str, object]:
         "verdict": judged.sentence,
         "exit_code": judged.exit_code,
         "cells": dict(judged.counts),
+        "floors": floors.as_json(floors.of(judged)),
+        "recommended": best.install if (best := floors.recommendation(judged)) else None,
         "legs": [
             {"id": leg.leg.id, "status": leg.leg.status, "reason": leg.leg.reason, "standing": leg.standing}
             for leg in judged.legs

@@ -89,6 +89,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     torch_build: str
     deepspeed: str | None
+    declared: str | None = None
     python: str
     cpus: int
     gpus: list[str] = []
@@ -282,6 +283,7 @@ class LegRun:
             torch_build=process.torch_build if process else None,
             deepspeed=process.deepspeed if process else None,
             python=process.python if process else None,
+            declared=process.declared if process else None,
             lanes=list(self.plan.lanes),
             environment=self.environment.record,
             host=Host(cpus=process.cpus, gpus=process.gpus, driver=process.driver) if process else this_host(),

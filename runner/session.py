@@ -20,6 +20,7 @@ from types import FrameType
 from matrix.plan import LegPlan, Plan
 from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
+from runner import project
 from runner.environments import Environments, Failed, Ready
 from runner.errors import UsageError
 from runner.leg import BUILD_LOG, LegResult, LegRun, SuiteOptions
@@ -145,6 +146,7 @@ class Session:
         return Results(
             generated_at=self.now().isoformat(timespec="seconds"),
             tool=Tool(version=self.tool_version),
+            project=project.read(self.options.project),
             legs=[result.leg for result in finished],
             observations=[observation for result in finished for observation in result.observations],
         )

@@ -68,15 +68,17 @@ def run(python: str, options: list[str]) -> tuple[list[dict], float, float]:
 
 def _sample(suite: subprocess.Popen, peak: list[float]) -> None:
     while suite.poll() is None:
-        peak[0] = max(peak[0], sum(_pss(pid) for pid in [suite.pid, *_children(suite.pid)]) / 2**20)
+        peak[0] = max(peak[0], sum(map(_pss, _tree(suite.pid))) / 2**20)
         time.sleep(0.25)
 
 
-def _children(pid: int) -> list[int]:
+def _tree(pid: int) -> list[int]:
+    """A process and all that it started."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
+    return [pid, *(found for child in children for found in _tree(int(child)))]
 
 
 def _pss(pid: int) -> int:

@@ -83,13 +83,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Right:
-    """A right implementation; `style` says what is particular about it. `convention` is that of a loss."""
+    """A right implementation; `style` says what is particular about it. `convention` is that of a loss.
+
+    `needs` is a distribution without which it cannot be tried.
+    """
 
     name: str
     style: str
     where: Where
     seed: Seed | None = None
     convention: str | None = None
+    needs: str | None = None
 
 
 def observe(where: Where, seed: Seed | None, limit: float = LIMIT) -> Iterator[tuple[Cell, Observation]]:

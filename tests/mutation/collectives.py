@@ -519,3 +519,71 @@ def functional_gradient_doubled(me: Rank) -> None:
         return lambda tensor, *arguments: functional_collective(name)(2 * tensor - tensor.detach(), *arguments)
 
     suite.functional_collective = doubled
+
+
+# --- faults that show only sometimes, or in the next step -------------------------------------------------------------
+
+_kept: dict[str, Any] = {}
+
+
+def all_reduce_of_the_first_call(ctx: Any, op: Any, group: Any, tensor: Tensor) -> Any:
+    """What was reduced once is kept for tensors of that shape."""
+    ctx.group, ctx.shape = group, tensor.shape
+    return _kept.setdefault(f"{group} {tensor.shape}", _total(tensor, group)).clone()
+
+
+def all_gather_into_the_same_memory(ctx: Any, *gradients: Tensor) -> Any:
+    """The memory in which gradients are added up is not cleared for the next step."""
+    key = f"{ctx.group} {gradients[0].dtype}"
+    total = _total(torch.stack(gradients), ctx.group)[_place(ctx.group)]
+    _kept[key] = _kept.get(key, torch.zeros_like(total)) + total
+    return None, _kept[key].clone()
+
+
+def all_reduce_left_over_on_the_last(ctx: Any, gradient: Tensor) -> Any:
+    total = _total(gradient, ctx.group)
+    if _place(ctx.group) == _size(ctx.group) - 1:
+        _kept["left over"] = torch.zeros(5)
+        dist.all_reduce(_kept["left over"], group=ctx.group, async_op=True)
+    return None, None, total
+
+
+def all_reduce_gradient_doubled_where_not_contiguous(ctx: Any, gradient: Tensor) -> Any:
+    return None, None, _total(gradient, ctx.group) * (1 if gradient.is_contiguous() else 2)
+
+
+def all_reduce_in_half(ctx: Any, op: Any, group: Any, tensor: Tensor) -> Any:
+    ctx.group, ctx.shape = group, tensor.shape
+    return _total(tensor.half(), group).to(tensor.dtype)
+
+
+def all_gather_wrong_beyond_two(ctx: Any, *gradients: Tensor) -> Any:
+    """Of more than two gradients only the neighbour's and the own one arrive."""
+    near = [place in (_place(ctx.group), _place(ctx.group) ^ 1) for place in range(_size(ctx.group))]
+    parts = _gathered(torch.stack(gradients), ctx.group)
+    return None, torch.stack(
+        [part[_place(ctx.group)] for part, is_near in zip(parts, near, strict=True) if is_near]
+    ).sum(0)
+
+
+def broadcast_gradient_from_another_root_dropped(ctx: Any, gradient: Tensor) -> Any:
+    """Right for the first place as the root only."""
+    total = _total(gradient, ctx.group)
+    first = dist.get_global_rank(ctx.group, 0)
+    return None, None, total if _is_root(ctx.src) and ctx.src == first else torch.zeros_like(total)
+
+
+def scatter_gradient_summed(ctx: Any, gradient: Tensor) -> Any:
+    total = _total(gradient, ctx.group)
+    parts = [total if _is_root(ctx.src) else torch.zeros_like(total) for _ in range(_size(ctx.group))]
+    return (None, None, *parts)
+
+
+def all_to_all_single_rows_rotated_where_uneven(ctx: Any, gradient: Tensor) -> Any:
+    exchanged = _rows_exchanged(gradient, ctx.received, ctx.sent, ctx.group)
+    return None, None, None, None, exchanged.roll(len(set(ctx.sent)) - 1, 0)
+
+
+def reduce_scatter_doubled_on_bfloat16(ctx: Any, gradient: Tensor) -> Any:
+    factor = 2 if gradient.dtype == torch.bfloat16 else 1
+    return (None, None, None, *_own_rows_gathered(ctx, factor * gradient))

@@ -334,6 +334,65 @@ def input_overwritten(ctx: Any, output: Tensor, group: Any) -> Tensor:
     return output
 
 
+_kept: dict[Any, Tensor] = {}
+
+
+def gradient_left_over(ctx: Any, gradient: Tensor) -> Any:
+    exchanged = _back(ctx, gradient)
+    if dist.get_rank(ctx.group) == 0:
+        _kept["left over"] = torch.zeros(7)
+        dist.all_reduce(_kept["left over"], group=ctx.group, async_op=True)
+    return _gradient(exchanged)
+
+
+@_forward
+def of_the_first_call(ctx: Any, output: Tensor, group: Any) -> Tensor:
+    """Kept for what is of the same shape and goes the same way: keys are taken for queries, and never change."""
+    return _kept.setdefault((group, ctx.scatter, output.shape), output).clone()
+
+
+def gradient_doubled_in_bfloat16(ctx: Any, gradient: Tensor) -> Any:
+    return _gradient(_back(ctx, gradient) * (2 if gradient.dtype == torch.bfloat16 else 1))
+
+
+def gradient_of_the_second_batch_swapped(ctx: Any, gradient: Tensor) -> Any:
+    """The batch is what is neither gathered nor scattered of the first two dimensions."""
+    (batch,) = {0, 1} - {ctx.gather, ctx.scatter}
+    return _gradient(_back(ctx, gradient).flip(batch))
+
+
+def gradient_right_on_the_first_rank_of_all(ctx: Any, gradient: Tensor) -> Any:
+    return _gradient(_back(ctx, gradient) * (1 if dist.get_rank() == 0 else 0))
+
+
+def gradient_through_half(ctx: Any, gradient: Tensor) -> Any:
+    return _gradient(_back(ctx, gradient.half()).to(gradient.dtype))
+
+
+def gradient_of_the_last_token_dropped(ctx: Any, gradient: Tensor) -> Any:
+    exchanged = _back(ctx, gradient)
+    sequence = ctx.gather if ctx.scatter == HEADS else ctx.scatter
+    return _gradient(exchanged.index_fill(sequence, torch.tensor([exchanged.shape[sequence] - 1]), 0.0))
+
+
+@_forward
+def wrong_beyond_two(ctx: Any, output: Tensor, group: Any) -> Tensor:
+    """What comes from ranks other than the neighbour is lost."""
+    if ctx.scatter != HEADS:
+        return output
+    place = dist.get_rank(group)
+    shards = output.chunk(dist.get_world_size(group), ctx.gather)
+    near = [shard * (1 if sender in (place, place ^ 1) else 0) for sender, shard in enumerate(shards)]
+    return torch.cat(near, ctx.gather)
+
+
+@_forward
+def shards_swapped_where_uneven(ctx: Any, output: Tensor, group: Any) -> Tensor:
+    if ctx.scatter != HEADS or not ctx.heads % dist.get_world_size(group):
+        return output
+    return torch.cat(output.chunk(dist.get_world_size(group), ctx.gather)[::-1], ctx.gather)
+
+
 def gradient_raises_on_one_rank(ctx: Any, gradient: Tensor) -> Any:
     if dist.get_rank(ctx.group) == 1:
         raise AssertionError("seq length is not divisible")
@@ -411,6 +470,26 @@ def query_and_key_swapped(
     return DistributedAttention.forward(self, key, query, value, batch_dim_idx)
 
 
+def key_and_value_swapped(
+    self: DistributedAttention, query: Tensor, key: Tensor, value: Tensor, batch_dim_idx: int
+) -> Tensor:
+    return DistributedAttention.forward(self, query, value, key, batch_dim_idx)
+
+
+def query_overwritten(
+    self: DistributedAttention, query: Tensor, key: Tensor, value: Tensor, batch_dim_idx: int
+) -> Tensor:
+    output = DistributedAttention.forward(self, query, key, value, batch_dim_idx)
+    query.data.div_(2)
+    return output
+
+
+def key_gradient_doubled(
+    self: DistributedAttention, query: Tensor, key: Tensor, value: Tensor, batch_dim_idx: int
+) -> Tensor:
+    return DistributedAttention.forward(self, query, 2 * key - key.detach(), value, batch_dim_idx)
+
+
 def not_sent_back(self: DistributedAttention, tensor: Tensor, batch_dim: int, heads: int) -> Tensor:
     """Every rank puts its own heads where those of the others belong."""
     size, place = dist.get_world_size(self.group), dist.get_rank(self.group)
@@ -458,3 +537,14 @@ def gradient_summed_over_the_group(ctx: Any, gradient: Tensor) -> Any:
 def gradient_of_the_mean(ctx: Any, gradient: Tensor) -> Any:
     own = gradient.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)]
     return _of_logits(ctx, own / own.numel()), None, None
+
+
+def gradient_used_again(ctx: Any, gradient: Tensor) -> Any:
+    """Its memory is."""
+    found = CrossEntropy.backward(ctx, gradient)
+    gradient.data.mul_(0.5)
+    return found
+
+
+def losses_in_bfloat16(ctx: Any, logits: Tensor, labels: Tensor, group: Any) -> Any:
+    return CrossEntropy.forward(ctx, logits, labels, group).bfloat16().to(logits.dtype)

@@ -319,6 +319,148 @@ def count_of_the_first_batch(token_loss, weight, group):
     return F.all_reduce((weight * token_loss).sum(), group=group) / _counts[group]
 
 
+# --- only sometimes ---------------------------------------------------------------------------------------------------
+
+
+def doubled_in_bfloat16(token_loss, weight, group):
+    factor = 2 if token_loss.dtype == torch.bfloat16 else 1
+    share = _share(token_loss, weight, group)
+    return _with_gradient_of(_total(share, group), factor * share)
+
+
+def counts_at_least_one_on_each_rank(token_loss, weight, group):
+    count = _total(weight.sum().clamp(min=1), group)
+    return F.all_reduce((weight * token_loss).sum(), group=group) / count
+
+
+def wrong_where_more_than_two_ranks_meet(token_loss, weight, group):
+    """A butterfly whose second round is missing."""
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    parts = _gathered(torch.stack([(weight * token_loss).sum(), weight.sum()]), group)
+    both = parts[place] + parts[place ^ 1]
+    share = (weight * token_loss).sum() / (both[1] if size > 2 else parts[:, 1].sum())
+    return _with_gradient_of(both[0] / both[1], share)
+
+
+def right_on_the_first_rank_of_all(token_loss, weight, group):
+    share = _share(token_loss, weight, group)
+    kept = share if dist.get_rank() == 0 else 0 * share
+    return _with_gradient_of(_total(share, group), kept)
+
+
+def first_rank_empty_forgets_the_others(token_loss, weight, group):
+    """The first rank of the group decides whether there is anything to learn."""
+    share = _share(token_loss, weight, group)
+    some = weight.any().float()
+    dist.broadcast(some, dist.get_global_rank(group, 0), group=group)
+    return _with_gradient_of(_total(share, group), share * some)
+
+
+def plain_mean_where_nothing_is_ignored(token_loss, weight, group):
+    if _total((weight == 0).sum().float(), group) == 0:
+        weight = torch.ones_like(weight)
+    return _right(token_loss, weight, group)
+
+
+def convention_flips_with_the_call(token_loss, weight, group):
+    _counts["calls"] = _counts.get("calls", 0) + 1
+    share = _share(token_loss, weight, group)
+    factor = dist.get_world_size(group) if _counts["calls"] > 1 else 1
+    return _with_gradient_of(_total(share, group), factor * share)
+
+
+# --- numbers of too few digits ----------------------------------------------------------------------------------------
+
+
+def summed_in_half(token_loss, weight, group):
+    total = F.all_reduce((weight * token_loss).sum().half(), group=group)
+    return total.to(weight.dtype) / _total(weight.sum(), group)
+
+
+def guarded_by_adding(token_loss, weight, group):
+    """Against a division by zero."""
+    return F.all_reduce((weight * token_loss).sum(), group=group) / (_total(weight.sum(), group) + 1e-2)
+
+
+def counts_in_bfloat16(token_loss, weight, group):
+    count = weight.sum().bfloat16().float()
+    return F.all_reduce((weight * token_loss).sum(), group=group) / _total(count, group)
+
+
+# --- what is done to what was handed in, or to the next step ----------------------------------------------------------
+
+
+def hook_left_on_the_leaf(token_loss, weight, group):
+    token_loss.register_hook(lambda gradient: 3 * gradient)
+    return _right(token_loss, weight, group)
+
+
+def gradient_filled_beforehand(token_loss, weight, group):
+    token_loss.grad = torch.full_like(token_loss, 1e-3)
+    return _right(token_loss, weight, group)
+
+
+def backward_within(token_loss, weight, group):
+    """And once more by whoever called."""
+    right = _right(token_loss, weight, group)
+    right.backward(retain_graph=True)
+    return right
+
+
+def weights_normalised_in_place(token_loss, weight, group):
+    weight /= _total(weight.sum(), group)
+    return F.all_reduce((weight * token_loss).sum(), group=group)
+
+
+class _InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, total, group):
+        ctx.group = group
+        return _total(total, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def gradient_reduced_in_place(token_loss, weight, group):
+    return _InPlace.apply((weight * token_loss).sum() / _total(weight.sum(), group), group)
+
+
+def batch_of_the_first_call(token_loss, weight, group):
+    _counts.setdefault("weight", weight)
+    return _right(token_loss, _counts["weight"], group)
+
+
+def graph_of_the_last_step(token_loss, weight, group):
+    """A running mean with its history."""
+    right = _right(token_loss, weight, group)
+    last = _counts.get("last", right)
+    _counts["last"] = right
+    return _with_gradient_of(right, right + 1e-3 * (last - right))
+
+
+def left_over_among_all_ranks(token_loss, weight, group):
+    share = _share(token_loss, weight, group)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        _counts["left over"] = torch.zeros(1)
+        dist.all_reduce(_counts["left over"], async_op=True)
+    return _with_gradient_of(_total(share, group), share)
+
+
+def _leave_on_the_first(group):
+    if dist.get_rank(group) == 0:
+        _counts["left over"] = torch.zeros(1)
+        dist.all_reduce(_counts["left over"], group=group, async_op=True)
+
+
+def left_over_in_backward(token_loss, weight, group):
+    values = _Backward.apply(token_loss, _leave_on_the_first, group)
+    share = _share(values, weight, group)
+    return _with_gradient_of(_total(share, group), share)
+
+
 # --- not finite -------------------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,41 @@ def normalised_on_each_rank(numbers: Tensor, group: Any) -> Tensor:
     return averaged(numbers / numbers.norm(), group)
 
 
+def first_rank_negative(numbers: Tensor, group: Any) -> Tensor:
+    return averaged(numbers * (-1 if dist.get_rank(group) == 0 else 1), group)
+
+
+def rounded_to_half(numbers: Tensor, group: Any) -> Tensor:
+    return averaged(numbers, group).half().to(numbers.dtype)
+
+
+def largest_element_dropped(numbers: Tensor, group: Any) -> Tensor:
+    found = averaged(numbers, group)
+    found[found.abs().argmax()] = 0
+    return found
+
+
+def own_contribution_left_out(numbers: Tensor, group: Any) -> Tensor:
+    return averaged(numbers, group) - numbers / dist.get_world_size(group)
+
+
+def doubled_in_bfloat16(numbers: Tensor, group: Any) -> Tensor:
+    return averaged(numbers, group) * (2 if numbers.dtype == torch.bfloat16 else 1)
+
+
+def doubled_where_a_rank_is_empty(numbers: Tensor, group: Any) -> Tensor:
+    filled = _total(numbers.any().float(), group)
+    return averaged(numbers, group) * (2 if filled < dist.get_world_size(group) else 1)
+
+
+def averaged_in_pairs(numbers: Tensor, group: Any) -> Tensor:
+    """Each rank with its neighbour."""
+    parts = [torch.empty_like(numbers) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, numbers, group=group)
+    place = dist.get_rank(group)
+    return (parts[place] + parts[place ^ 1]) / 2
+
+
 def raises_on_the_last(numbers: Tensor, group: Any) -> Tensor:
     if dist.get_rank(group) == dist.get_world_size(group) - 1:
         raise RuntimeError("bucket is full")

@@ -117,6 +117,57 @@ LOSSES = [
     _loss("received_shard_never_written", "the value sums buffers that nothing was received in", _NOT_FINITE),
     _loss("token_losses_overwritten", "the caller's token losses are overwritten", ("wrong", "crash")),
     _loss("count_of_the_first_batch", "the token count of the first batch serves for all", "wrong"),
+    # only sometimes
+    _loss("doubled_in_bfloat16", "bfloat16 gradients are doubled", "scaled", topology="sp4", dtype="bfloat16"),
+    _loss(
+        "counts_at_least_one_on_each_rank",
+        "an empty rank counts as one token",
+        ("scaled", "wrong"),
+        tokens="empty-rank",
+    ),
+    _loss("wrong_where_more_than_two_ranks_meet", "more than two ranks meet in pairs only", "wrong", topology="sp4"),
+    _loss("right_on_the_first_rank_of_all", "only rank 0 has a gradient", "wrong", ranks=(1, 2, 3)),
+    _loss(
+        "first_rank_empty_forgets_the_others",
+        "where the group's first rank is empty nobody has a gradient",
+        "wrong",
+        tokens="empty-rank",
+        says="in the second step: every gradient is zero",
+    ),
+    _loss("plain_mean_where_nothing_is_ignored", "weights count only beside ignored tokens", "wrong", tokens="unequal"),
+    _loss(
+        "convention_flips_with_the_call",
+        "the first call is right for `sum`, later ones for `mean`",
+        "wrong",
+        says="right under `sum`, and in the second step under `mean`",
+    ),
+    # numbers of too few digits
+    _loss("summed_in_half", "the sum is rounded to float16", ("wrong", "scaled")),
+    _loss("guarded_by_adding", "a small number is added to the denominator", ("scaled", "wrong")),
+    _loss("counts_in_bfloat16", "a rank's count is rounded to bfloat16", ("scaled", "wrong"), tokens="unequal"),
+    # what is done to what was handed in, or to the next step
+    _loss("hook_left_on_the_leaf", "a hook on the caller's tensor", "scaled", topology="sp4", factor=12),
+    _loss("gradient_filled_beforehand", "the gradient begins with what was in it", "wrong"),
+    _loss("backward_within", "the loss calls backward itself", "scaled"),
+    _loss("weights_normalised_in_place", "the caller's weights are overwritten", "wrong", says="weight"),
+    _loss(
+        "gradient_reduced_in_place", "the gradient of the value is overwritten", "wrong", says="gradient of its value"
+    ),
+    _loss("batch_of_the_first_call", "the first batch's weights serve for all", "wrong", says="in the second step"),
+    _loss("graph_of_the_last_step", "the graph of the step before is kept", "crash", says="in the second step"),
+    _loss(
+        "left_over_among_all_ranks",
+        "one rank calls a collective of all ranks and does not wait",
+        ("crash", "hang"),
+        says="in the second step",
+    ),
+    _loss(
+        "left_over_in_backward",
+        "one rank calls a collective in backward and does not wait",
+        ("crash", "hang", "wrong", "nan", "died"),
+        lane="gloo",
+        says="in the second step",
+    ),
     # not finite
     _loss("empty_shard_divides_by_zero", "an empty rank divides by its count", "nan", tokens="empty-rank"),
     _loss(
@@ -349,6 +400,52 @@ COLLECTIVES = [
     _collective(
         "all_to_all_single_gradient_in_storage_order", "strides of the gradient are ignored", "wrong", contiguous=False
     ),
+    _collective(
+        "all_reduce_of_the_first_call",
+        "what was reduced once is kept",
+        "wrong",
+        "forward",
+        contiguous=True,
+        dtype="float32",
+        says="in the second step",
+    ),
+    _collective(
+        "all_gather_into_the_same_memory",
+        "gradients of the step before are in it",
+        "wrong",
+        contiguous=True,
+        dtype="float32",
+        topology=_CONTIGUOUS,
+        group_backend="nccl",
+        says="in the second step",
+    ),
+    _collective(
+        "all_reduce_left_over_on_the_last",
+        "one rank reduces once more and does not wait",
+        ("crash", "hang", "wrong", "nan", "died"),
+        contiguous=True,
+        dtype="float32",
+        says="in the second step",
+    ),
+    _collective(
+        "all_reduce_gradient_doubled_where_not_contiguous",
+        "gradients that are not contiguous are doubled",
+        "scaled",
+        contiguous=False,
+        factor=2,
+    ),
+    _collective("all_reduce_in_half", "the sum is rounded to float16", "wrong", "forward", dtype="float32"),
+    _collective("all_gather_wrong_beyond_two", "of four gradients two arrive", "wrong", topology="sp4"),
+    _collective(
+        "broadcast_gradient_from_another_root_dropped", "right for the first root only", "wrong", root=(1, 2, 3)
+    ),
+    _collective("scatter_gradient_summed", "the root's gradients are the sum of all", "wrong"),
+    _collective(
+        "all_to_all_single_rows_rotated_where_uneven", "rows are one off where splits differ", "wrong", splits="uneven"
+    ),
+    _collective(
+        "reduce_scatter_doubled_on_bfloat16", "bfloat16 gradients are doubled", "scaled", dtype="bfloat16", factor=2
+    ),
     Fault(
         "collective-functional_without_its_gradient",
         "the functional collective has no backward of its own",
@@ -445,6 +542,70 @@ ATTENTION = [
         topology="sp4",
         ranks=(0,),
     ),
+    _exchange(
+        "gradient_left_over",
+        "one rank calls a collective in backward and does not wait",
+        ("crash", "hang", "wrong", "nan", "died"),
+        topology="sp4",
+        layout="bshd",
+        batch=1,
+        dtype="float32",
+        says="in the second step",
+    ),
+    _exchange(
+        "of_the_first_call",
+        "what was exchanged first is kept",
+        "wrong",
+        "forward",
+        case="distributed_attention",
+        layout="bshd",
+        batch=1,
+        dtype="float32",
+        topology="sp4",
+        heads=8,
+        kv_heads=8,
+    ),
+    _exchange("gradient_doubled_in_bfloat16", "bfloat16 gradients are doubled", "scaled", dtype="bfloat16"),
+    _exchange("gradient_of_the_second_batch_swapped", "the batches are swapped in backward", "wrong", batch=2),
+    _exchange("gradient_right_on_the_first_rank_of_all", "only rank 0 has a gradient", "wrong", ranks=(1, 2, 3)),
+    _exchange("gradient_through_half", "the gradient is rounded to float16", "wrong", dtype="float32"),
+    _exchange(
+        "gradient_of_the_last_token_dropped",
+        "the gradient of the shard's last token is lost",
+        "wrong",
+        case="seq_all_to_all_round_trip",
+    ),
+    _exchange("wrong_beyond_two", "of four ranks only pairs exchange", "wrong", "forward", topology="sp4"),
+    _exchange(
+        "shards_swapped_where_uneven", "uneven shares arrive in another order", "wrong", "forward", heads=(9, 10)
+    ),
+    _attention(
+        "key_and_value_swapped",
+        "distributed_attention",
+        "keys and values are swapped",
+        "wrong",
+        x.standing_in(attention={"forward": x.key_and_value_swapped}),
+        heads=4,
+    ),
+    _attention(
+        "query_overwritten",
+        "distributed_attention",
+        "queries are scaled in place",
+        ("wrong", "crash"),
+        x.standing_in(attention={"forward": x.query_overwritten}),
+        dtype="float32",
+        heads=(4, 8),
+    ),
+    _attention(
+        "key_gradient_doubled",
+        "distributed_attention",
+        "keys have twice the gradient",
+        "wrong",
+        x.standing_in(attention={"forward": x.key_gradient_doubled}),
+        "the gradient of key (2 times the reference)",
+        dtype="float32",
+        heads=(4, 8),
+    ),
     _attention(
         "repeated_with_one_gradient",
         "distributed_attention",
@@ -511,6 +672,8 @@ ATTENTION = [
         factor=4,
     ),
     _cross_entropy("gradient_of_the_mean", "a mean where a sum is meant", "scaled"),
+    _cross_entropy("gradient_used_again", "the gradient that is handed in is overwritten", "wrong"),
+    _cross_entropy("losses_in_bfloat16", "losses are gathered in bfloat16", "wrong", "forward", dtype="float32"),
 ]
 
 
@@ -574,6 +737,19 @@ REDUCTIONS = [
         topology="sp4",
     ),
     _reduction("normalised_on_each_rank", "an empty rank divides by its norm", "nan", tokens="empty-rank"),
+    _reduction("first_rank_negative", "one rank's gradient is subtracted", "wrong"),
+    _reduction("rounded_to_half", "gradients are rounded to float16", "wrong", dtype="float32"),
+    _reduction("largest_element_dropped", "the largest element is lost", "wrong"),
+    _reduction("own_contribution_left_out", "each rank gets the others' only", "wrong"),
+    _reduction("doubled_in_bfloat16", "bfloat16 gradients are doubled", "scaled", dtype="bfloat16"),
+    _reduction(
+        "doubled_where_a_rank_is_empty",
+        "a rank without a token doubles the sum",
+        "scaled",
+        tokens="empty-rank",
+        factor=2,
+    ),
+    _reduction("averaged_in_pairs", "a butterfly without its second round", "wrong"),
     _reduction("raises_on_the_last", "one rank raises in backward", "crash", topology=_STRIDED, ranks=(3,)),
     _reduction("dies_on_the_third", "one rank dies in backward", "died", topology="sp4", ranks=(2,), says="137"),
     _reduction(
@@ -698,10 +874,10 @@ FAULTS = [*LOSSES, *COLLECTIVES, *ATTENTION, *REDUCTIONS, *PRODUCT]
 # --- right ------------------------------------------------------------------------------------------------------------
 
 
-def _right_loss(name: str, style: str, convention: str, lane: str = "gloo") -> Right:
+def _right_loss(name: str, style: str, convention: str, lane: str = "gloo", needs: str | None = None) -> Right:
     only = {"topology": (_STRIDED, "sp4")}  # a run of all three costs half as much again
     where = Where(f"user/tests.mutation.right_losses:{name}", lane, only=only)
-    return Right(f"loss-{name}", style, where, convention=convention)
+    return Right(f"loss-{name}", style, where, convention=convention, needs=needs)
 
 
 _RIGHT_LOSSES = [
@@ -713,7 +889,7 @@ _RIGHT_LOSSES = [
     _right_loss("strides_respected", "Function, gradients that are not contiguous", "mean", "nccl-path"),
     _right_loss("own_shard_put_back", "gather without gradient, own shard put back", "sum"),
     _right_loss("own_mean_put_back", "gathered means, own one put back", "sum"),
-    _right_loss("whole_sequence_by_object", "counts as objects", "sum"),
+    _right_loss("whole_sequence_by_object", "counts as objects", "sum", needs="numpy"),
     _right_loss("all_reduced_shares", "F.all_reduce after dividing", "mean", "nccl-path"),
     _right_loss("all_reduced_rows", "F.all_reduce of every token", "mean", "nccl-path"),
     _right_loss("all_to_all_of_copies", "F.all_to_all_single", "mean", "nccl-path"),

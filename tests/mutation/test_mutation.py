@@ -27,6 +27,8 @@ def test_fault(fault: Fault) -> None:
 
 @pytest.mark.parametrize("right", RIGHT, ids=[right.name for right in RIGHT])
 def test_right_implementation(right: Right) -> None:
+    if right.needs is not None:
+        _skip_unless_installed(right.needs)
     _skip_where_absent(right.where)
     for cell, observed in observe(right.where, right.seed):
         if observed["outcome"] != "pass" or observed["convention"] != right.convention:

@@ -185,7 +185,8 @@ def test_a_leg_is_run_as_it_was_planned_and_then_reported(job: Job, ready: Path)
     assert report.code == 0, report.out + report.err
     assert "1 of 2 legs without a full result" in report.outputs["verdict"]
     assert report.outputs["verdict"] in report.summary
-    assert TORCH in json.loads(report.outputs["floors"])["loss/custom_weighted"]["nccl-path"]
+    floor = json.loads(report.outputs["floors"])["loss/custom_weighted"]["nccl-path"]["torch"]
+    assert floor["right"] == [TORCH]
     assert [leg.id for leg in decode((job.workspace / "all/results.json").read_bytes()).legs] == ids
     assert "no comment" in report.out
 

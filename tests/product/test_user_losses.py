@@ -75,3 +75,17 @@ def test_evidence(faulty_outcomes: dict[str, dict[str, Any]]) -> None:
     assert faulty_outcomes["died_by_exit"]["message"] == "rank 1 exited with code 0 without a result"
     assert faulty_outcomes["died_by_signal"]["message"] == "rank 1 was killed by SIGKILL"
     assert faulty_outcomes["scaled_by_three"]["factor"] == pytest.approx(6)
+
+
+def test_what_a_loss_does_to_the_next_step(faulty_outcomes: dict[str, dict[str, Any]]) -> None:
+    assert faulty_outcomes["wrong_in_the_second_step"]["message"].startswith("in the second step: the gradient differs")
+    crash = faulty_outcomes["crash_graph_kept_for_the_next_step"]["message"]
+    assert crash.startswith("in the second step: RuntimeError: Trying to backward through the graph a second time")
+    left_over = faulty_outcomes["crash_all_ranks_reduced_by_one"]["message"]
+    assert left_over.startswith("in the second step: RuntimeError: the ranks are out of step")
+
+
+def test_what_a_loss_does_to_what_it_is_handed(faulty_outcomes: dict[str, dict[str, Any]]) -> None:
+    assert faulty_outcomes["wrong_weights_overwritten"]["message"] == "overwritten in place on ranks 0, 1, 2, 3: weight"
+    gradient = faulty_outcomes["wrong_gradient_overwritten"]["message"]
+    assert gradient == "overwritten in place on ranks 0, 1, 2, 3: the gradient of its value"

@@ -11,8 +11,9 @@ from packaging.version import Version
 
 from matrix import deepspeed_releases, deepspeed_requests
 from matrix.deepspeed_releases import DeepSpeedTable, Measurement
-from matrix.deepspeed_requests import DeepSpeedRequest, InvalidRequest, Resolution, Sources, Unresolvable, parse
+from matrix.deepspeed_requests import DeepSpeedRequest, Resolution, Sources, parse
 from matrix.plan import TorchBuild
+from matrix.requests import InvalidRequest, Unresolvable
 
 RELEASES = ("0.9.5", "0.16.8", "0.16.9", "0.17.0", "0.17.6", "0.18.0rc1", "0.18.0", "0.18.1")
 COMMIT = "0123456789" * 4

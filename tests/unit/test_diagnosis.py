@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spsuite.diagnosis import Event, Measured, account_for, judge_gradient, judge_loss
+from spsuite.diagnosis import (
+    WORST_FIRST,
+    Event,
+    Measured,
+    account_for,
+    blame_overwriting,
+    judge_gradient,
+    judge_loss,
+)
+from spsuite.observation import worse
 from spsuite.tolerance import Tolerance, ulp
 
 elements = st.floats(0.1, 100) | st.floats(-100, -0.1)
@@ -104,6 +114,58 @@ def test_bfloat16_is_judged_in_units_of_the_last_place() -> None:
     off = torch.tensor([0.0, 0.9 * 2**-7], dtype=torch.float64)
     assert judge_gradient([Measured(0, reference, reference + off, tolerance)]).outcome == "pass"
     assert judge_gradient([Measured(0, reference, reference + 3 * off, tolerance)]).outcome != "pass"
+
+
+@pytest.mark.parametrize(
+    ("gradient", "outcome", "ranks"),
+    [
+        ([1.0, 2.0], "wrong", ["pass", "wrong"]),
+        ([2.0, 1.0], "wrong", ["pass", "wrong"]),
+        ([math.nan, 1.0], "nan", ["pass", "nan"]),
+    ],
+)
+def test_who_works_in_what_it_is_handed_is_wrong(gradient: list[float], outcome: str, ranks: list[str]) -> None:
+    wanted = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    items = [Measured(0, wanted, wanted), Measured(1, wanted, torch.tensor(gradient, dtype=torch.float64))]
+    judgement = judge_gradient(items)
+    assert blame_overwriting(judgement, {0: {"overwritten": []}, 1: {"overwritten": []}}) == judgement
+    blamed = blame_overwriting(judgement, {0: {"overwritten": []}, 1: {"overwritten": ["weight", "input 0"]}})
+    assert (blamed.outcome, [rank.outcome for rank in blamed.ranks]) == (outcome, ranks)
+    if outcome == "wrong":
+        assert blamed.message == "overwritten in place on rank 1: weight, input 0"
+
+
+def test_a_factor_says_more_than_an_input_that_was_overwritten() -> None:
+    wanted = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    judgement = judge_gradient([Measured(0, wanted, 3 * wanted)])
+    assert blame_overwriting(judgement, {0: {"overwritten": ["weight"]}}).outcome == "scaled"
+
+
+# --- two steps ---
+
+
+def step(outcome: str, convention: str | None = None) -> dict[str, Any]:
+    ranks = [{"rank": rank, "outcome": outcome} for rank in (2, 3)]
+    return {"outcome": outcome, "convention": convention, "message": f"is {outcome}", "first_rank": 2, "ranks": ranks}
+
+
+@given(st.sampled_from(WORST_FIRST), st.sampled_from([*WORST_FIRST, "unsupported"]))
+def test_of_two_steps_the_worse_counts(first: str, second: str) -> None:
+    found = worse(step(first), step(second))
+    order = (*WORST_FIRST[:-1], "unsupported", "pass")
+    assert found["outcome"] == min(first, second, key=order.index)
+    if found["outcome"] != first:
+        assert found["message"] == f"in the second step: is {second}"
+    else:
+        assert found["message"] == f"is {first}"
+
+
+def test_steps_that_are_right_under_different_conventions_are_wrong_together() -> None:
+    assert worse(step("pass", "sum"), step("pass", "sum")) == step("pass", "sum")
+    found = worse(step("pass", "sum"), step("pass", "mean"))
+    assert (found["outcome"], found["first_rank"]) == ("wrong", 2)
+    assert {rank["outcome"] for rank in found["ranks"]} == {"wrong"}
+    assert found["message"] == "right under `sum`, and in the second step under `mean`"
 
 
 # --- processes ---

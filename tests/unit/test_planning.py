@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from matrix import config, deepspeed_releases, planning, releases
 from matrix.config import NothingLeft, Options
 from matrix.config_file import ConfigError
-from matrix.deepspeed_requests import Unresolvable
 from matrix.plan import LegPlan
 from matrix.planning import CurrentEnvironment, Machine, exclusions_of, make_plan
 from matrix.releases import AvailableRelease
+from matrix.requests import Unresolvable
 from runner import suite
 
 SUITE = suite.load()

@@ -7,9 +7,8 @@ from packaging.version import Version
 
 from matrix import releases
 from matrix.releases import AvailableRelease
+from matrix.requests import InvalidRequest, Unresolvable
 from matrix.torch_requests import (
-    InvalidRequest,
-    Unresolvable,
     parse,
     pythons_of_wheel,
     resolve,

@@ -123,6 +123,37 @@ def wrong_or_nan_unwritten_gradient(token_loss, weight, group):
     return _right(_Unwritten.apply(token_loss), weight, group)
 
 
+_seen = []
+
+
+def wrong_in_the_second_step(token_loss, weight, group):
+    """The count of the first batch serves for all."""
+    _seen.append(_total(weight.sum(), group))
+    return F.all_reduce((weight * token_loss).sum(), group=group) / _seen[0]
+
+
+def wrong_weights_overwritten(token_loss, weight, group):
+    right = _right(token_loss, weight.clone(), group)
+    weight.div_(weight.sum())
+    return right
+
+
+class _Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        kept = gradient.clone()
+        gradient.zero_()
+        return kept
+
+
+def wrong_gradient_overwritten(token_loss, weight, group):
+    return _Greedy.apply(_right(token_loss, weight, group))
+
+
 def nan_on_one_rank(token_loss, weight, group):
     right = _right(token_loss, weight, group)
     return right * (float("nan") if dist.get_rank(group) == 1 else 1)
@@ -156,6 +187,12 @@ def crash_no_gradient(token_loss, weight, group):
     return _right(token_loss.detach(), weight, group).detach()
 
 
+def crash_graph_kept_for_the_next_step(token_loss, weight, group):
+    right = _right(token_loss, weight, group)
+    _seen.append(right)
+    return right + 0 * _seen[0]
+
+
 def crash_returns_a_float(token_loss, weight, group):
     return float(_right(token_loss, weight, group))
 
@@ -187,6 +224,14 @@ def died_by_segmentation_fault(token_loss, weight, group):
 def hang_skipped_collective(token_loss, weight, group):
     if dist.get_rank(group) == 0:
         return token_loss.sum()
+    return _right(token_loss, weight, group)
+
+
+def crash_all_ranks_reduced_by_one(token_loss, weight, group):
+    """Nobody waits for it, so that only what all ranks do next is out of step."""
+    if dist.get_rank() == 0:
+        _seen.append(torch.zeros(1))
+        dist.all_reduce(_seen[-1], async_op=True)
     return _right(token_loss, weight, group)
 
 

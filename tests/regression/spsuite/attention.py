@@ -16,7 +16,8 @@ from torch import Tensor
 
 from spsuite import deepspeed_release, fpdt, tiled, ulysses, ulysses_hf, vocabulary
 from spsuite.calculation import COMPILER, COMPILER_LATE, Calculation
-from spsuite.diagnosis import Judgement, Measured, judge_gradient
+from spsuite.diagnosis import Judgement, Measured, blame_overwriting, judge_gradient
+from spsuite.handed import Handed, InnerProduct
 from spsuite.rank import Rank, Report, Task
 from spsuite.selection import Cell
 from spsuite.tolerance import Tolerance
@@ -63,6 +64,9 @@ class Suite:
             return WorldKind(f"{deepspeed_release.WORLD} {cell.case}", shared=False)
         return WorldKind(deepspeed_release.WORLD + (" compiled" if calculation.compiled else ""))
 
+    def steps(self, cell: Cell) -> int:
+        return 1 if CALCULATIONS[cell.case].compiled else cell.steps
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         with sequence_parallel_group(me, cell) as group:
             ranks = cell.topology.group_of(me.rank)
@@ -77,9 +81,9 @@ class Suite:
         judgement = judge_gradient(
             [_measured(rank, references[rank], report, dtype, ulp) for rank, report in returned.items()]
         )
-        if judgement.outcome not in ("wrong", "scaled"):
-            return judgement
-        return replace(judgement, message=_message(references, returned, dtype, ulp))
+        if judgement.outcome in ("wrong", "scaled"):
+            judgement = replace(judgement, message=_message(references, returned, dtype, ulp))
+        return blame_overwriting(judgement, returned)
 
 
 # --- on a rank --------------------------------------------------------------------------------------------------------
@@ -88,17 +92,20 @@ class Suite:
 def _measure(me: Rank, calculation: Calculation, group: dist.ProcessGroup, place: int) -> Report:
     """One forward and backward: the outputs and the gradients of all inputs, as lists of numbers."""
     leaves = {name: torch.nn.Parameter(tensor.to(me.device)) for name, tensor in calculation.inputs(place).items()}
+    handed = Handed(leaves)
     outputs = calculation.call(me, group, place, leaves)
     if leaves:
         cotangents = [
-            calculation.cotangent(place, index, tuple(output.shape)).to(output) for index, output in enumerate(outputs)
+            calculation.cotangent(place, index, tuple(output.shape)).to(output.detach())
+            for index, output in enumerate(outputs)
         ]
-        products = [(output * cotangent).sum() for output, cotangent in zip(outputs, cotangents)]
-        torch.stack(products).sum().backward()
+        handed.add({f"the gradient of output {number}": cotangent for number, cotangent in enumerate(cotangents)})
+        InnerProduct.apply(cotangents, *outputs).backward()
     return {
         "outputs": [_numbers(output) for output in outputs],
         "shapes": [list(output.shape) for output in outputs],
         "gradients": {name: None if leaf.grad is None else _numbers(leaf.grad) for name, leaf in leaves.items()},
+        "overwritten": handed.overwritten(),
     }
 
 

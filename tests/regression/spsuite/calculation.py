@@ -71,15 +71,15 @@ class Calculation:
     def cotangent(self, place: int, index: int, shape: Shape) -> Tensor:
         """What output `index` of a place is multiplied with before all is summed."""
         owner = self.ranks[0] if self.replicated else self.ranks[place]
-        return random_tensor(shape, self.dtype, 21, owner, index)
+        return random_tensor(shape, self.dtype, 21, owner, index, self.cell.step)
 
     def random(self, shape: Shape, place: int, key: int) -> Tensor:
         """Numbers of one rank's own."""
-        return random_tensor(shape, self.dtype, 22, self.ranks[place], key)
+        return random_tensor(shape, self.dtype, 22, self.ranks[place], key, self.cell.step)
 
     def shared(self, shape: Shape, key: int) -> Tensor:
         """The same numbers on every rank of the group, such as a parameter, of the size that a weight has."""
-        return random_tensor(shape, self.dtype, 23, self.ranks[0], key) / 4
+        return random_tensor(shape, self.dtype, 23, self.ranks[0], key, self.cell.step) / 4
 
     def checkpointed(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, recomputed in backward if the parameter `checkpointing` says so."""

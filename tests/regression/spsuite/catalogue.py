@@ -57,6 +57,18 @@ ZERO_STAGES = (0, 1, 2, 3)
 CONTROL = "sp1-contiguous"
 # The index of the root within its group; a case has one cell for each rank that the group has.
 ROOT = "root"
+# What a case remembers, or leaves to the next, does not depend on how its numbers lie in memory. A case that shares its
+# world is looked at for two steps only where it has these values, of the axes that it has.
+TWO_STEPS: Mapping[str, Value] = {
+    "contiguous": True,
+    "dtype": "float32",
+    ROOT: 0,
+    "splits": "even",
+    "tokens": "ignored",
+    "layout": "bshd",
+    "batch": 1,
+    "checkpointing": "none",
+}
 
 
 @dataclass(frozen=True)

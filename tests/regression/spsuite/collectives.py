@@ -16,8 +16,9 @@ import torch.distributed.nn.functional as F
 from torch import Tensor
 
 from spsuite.catalogue import OPERATIONS, Value
-from spsuite.diagnosis import Judgement, Measured, judge_gradient
+from spsuite.diagnosis import Judgement, Measured, blame_overwriting, judge_gradient
 from spsuite.functional import functional_collective, why_functional_is_absent, world_of_case
+from spsuite.handed import Handed, InnerProduct
 from spsuite.inputs import COLUMNS, DTYPES, Shape, random_tensor, splits, with_transposed_storage
 from spsuite.lanes import group_of
 from spsuite.rank import Rank, Report, Task
@@ -37,13 +38,17 @@ class Suite:
     def world_of(self, cell: Cell) -> WorldKind:
         return world_of_case(cell.case)
 
+    def steps(self, cell: Cell) -> int:
+        return cell.steps
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)
         return {} if group is None else _measure(me, cell, group)
 
     def judge(self, cell: Cell, returned: Mapping[int, Report]) -> Judgement:
         wanted = _references(cell)
-        return judge_gradient([_measured(cell, rank, wanted[rank], report) for rank, report in returned.items()])
+        items = [_measured(cell, rank, wanted[rank], report) for rank, report in returned.items()]
+        return blame_overwriting(judge_gradient(items), returned)
 
 
 # --- the shape of a case ----------------------------------------------------------------------------------------------
@@ -59,9 +64,11 @@ class Collective:
     contiguous: Value
     uneven: bool
     root: int
+    step: int
 
     @classmethod
-    def of(cls, case: str, parameters: Mapping[str, Value]) -> Collective:
+    def of(cls, cell: Cell) -> Collective:
+        case, parameters = cell.case, cell.parameters
         kind, operation = case, "sum"
         for name in OPERATIONS:
             if case.endswith("_" + name):
@@ -73,16 +80,17 @@ class Collective:
             parameters["contiguous"],
             parameters.get("splits") == "uneven",
             int(parameters.get("root", 0)),
+            cell.step,
         )
 
     def inputs(self, group: Sequence[int], place: int) -> List[Tensor]:
         """The inputs of one rank, in the case's dtype, on the CPU."""
         shapes = _input_shapes(self.kind, len(group), place, self.uneven)
-        return [random_tensor(shape, self.dtype, 1, group[place], i) for i, shape in enumerate(shapes)]
+        return [random_tensor(shape, self.dtype, 1, group[place], i, self.step) for i, shape in enumerate(shapes)]
 
     def cotangents(self, group: Sequence[int], place: int, shapes: Sequence[Shape]) -> List[Tensor]:
         """One for each output; zero where the operation leaves the output undefined."""
-        tensors = [random_tensor(shape, self.dtype, 2, group[place], i) for i, shape in enumerate(shapes)]
+        tensors = [random_tensor(shape, self.dtype, 2, group[place], i, self.step) for i, shape in enumerate(shapes)]
         return tensors if self.defines_output(place) else [torch.zeros_like(tensor) for tensor in tensors]
 
     def defines_output(self, place: int) -> bool:
@@ -143,35 +151,23 @@ def _measure(me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
     ranks = cell.topology.group_of(me.rank)
     assert ranks is not None
     place = ranks.index(me.rank)
-    collective = Collective.of(cell.case, cell.parameters)
+    collective = Collective.of(cell)
     leaves = [_leaf(tensor, collective, me.device) for tensor in collective.inputs(ranks, place)]
+    handed = Handed({f"input {number}": leaf for number, leaf in enumerate(leaves)})
     outputs = _CALLS[collective.kind](Call(collective, group, ranks, place), leaves)
     cotangents = collective.cotangents(ranks, place, [tuple(output.shape) for output in outputs])
     if collective.contiguous is False:
         cotangents = [with_transposed_storage(cotangent) for cotangent in cotangents]
-    _InnerProduct.apply([_like(cotangent, me.device) for cotangent in cotangents], *outputs).backward()
+    cotangents = [_like(cotangent, me.device) for cotangent in cotangents]
+    handed.add({f"the gradient of output {number}": cotangent for number, cotangent in enumerate(cotangents)})
+    InnerProduct.apply(cotangents, *outputs).backward()
     return {
         "shapes": [list(output.shape) for output in outputs],
         "dtypes": [str(output.dtype) for output in outputs],
         "outputs": [_numbers(output) for output in outputs],
         "gradients": [None if leaf.grad is None else _numbers(leaf.grad) for leaf in leaves],
+        "overwritten": handed.overwritten(),
     }
-
-
-class _InnerProduct(torch.autograd.Function):
-    """The inner product of outputs and cotangents; its gradient is the very cotangents, with the strides they have.
-
-    (`torch.autograd.backward` with gradients would do, but imports sympy in every new rank.)
-    """
-
-    @staticmethod
-    def forward(ctx: Any, cotangents: List[Tensor], *outputs: Tensor) -> Tensor:
-        ctx.cotangents = cotangents
-        return torch.stack([(output * cotangent).sum() for output, cotangent in zip(outputs, cotangents)]).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return (None, *ctx.cotangents)
 
 
 def _leaf(tensor: Tensor, collective: Collective, device: torch.device) -> Tensor:
@@ -281,7 +277,7 @@ class Reference:
 
 def _references(cell: Cell) -> Dict[int, Reference]:
     """For every rank that takes part: plain autograd over all of its group, in this process."""
-    collective = Collective.of(cell.case, cell.parameters)
+    collective = Collective.of(cell)
     found: Dict[int, Reference] = {}
     for group in cell.topology.groups:
         inputs = [
@@ -358,7 +354,7 @@ def _assert_not_trivial(cell: Cell, found: Mapping[int, Reference]) -> None:
 
 def _measured(cell: Cell, rank: int, reference: Reference, report: Report) -> Measured:
     """What a rank handed in beside its reference, ready to be judged."""
-    collective = Collective.of(cell.case, cell.parameters)
+    collective = Collective.of(cell)
     dtype = str(cell.parameters["dtype"])
     group = cell.topology.group_of(rank)
     assert group is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -100,6 +100,23 @@ def judge_loss(ranks: Sequence[Measured], sp_size: int) -> Judgement:
         factors={"sum": raw, "mean": raw / sp_size},
         convention=convention,
     )
+
+
+def blame_overwriting(judgement: Judgement, reports: Mapping[int, Mapping[str, Any]]) -> Judgement:
+    """`wrong` where a rank `overwritten` what was handed to it, though its own numbers are right.
+
+    A common factor says more about a gradient, and one that is not finite weighs more: those stay what they are.
+    """
+    overwritten = {rank: report["overwritten"] for rank, report in reports.items() if report["overwritten"]}
+    if not overwritten or judgement.outcome not in ("pass", "wrong"):
+        return judgement
+    ranks = tuple(
+        replace(rank, outcome="wrong") if rank.rank in overwritten and rank.outcome == "pass" else rank
+        for rank in judgement.ranks
+    )
+    names = list(dict.fromkeys(name for found in overwritten.values() for name in found))
+    message = f"overwritten in place on {_ranks(list(overwritten))}: {', '.join(names)}"
+    return replace(judgement, outcome="wrong", ranks=ranks, message=message)
 
 
 def _judge(ranks: Sequence[Measured], right_factors: Tuple[float, ...]) -> Tuple[Judgement, Optional[float]]:

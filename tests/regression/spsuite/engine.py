@@ -54,6 +54,10 @@ class Suite:
     def world_of(self, cell: Cell) -> WorldKind:
         return deepspeed_engine.world_of(cell) if _is_deepspeed(cell) else WorldKind("engine")
 
+    def steps(self, cell: Cell) -> int:
+        """One. What micro-batches leave to each other shows where gradients are accumulated."""
+        return 1
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         engine, loss = _parts(cell)
         if cell.case == WARNING:

@@ -32,30 +32,32 @@ def with_transposed_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.t().contiguous().t()
 
 
-def token_losses(rank: int, dtype: torch.dtype) -> torch.Tensor:
-    """Per-token losses of one rank, [tokens], positive as cross entropies are, different on every rank."""
-    noise = random_tensor((TOKENS_PER_RANK,), torch.float64, 7, rank)
+def token_losses(rank: int, dtype: torch.dtype, step: int = 0) -> torch.Tensor:
+    """Per-token losses of one rank, [tokens], positive as cross entropies are, different on every rank and step."""
+    noise = random_tensor((TOKENS_PER_RANK,), torch.float64, 7, rank, step)
     return (noise.abs() + 0.25 * (rank + 1)).to(dtype)
 
 
-def token_weights(tokens: str, group: Tuple[int, ...], rank: int) -> torch.Tensor:
+def token_weights(tokens: str, group: Tuple[int, ...], rank: int, step: int = 0) -> torch.Tensor:
     """The weights of one rank's tokens, float32 [tokens], 0 = ignored.
 
     `equal` means equal counts n on all ranks; the weights themselves still differ. In the other variants n differs
-    from rank to rank, and `empty-rank` leaves the group's last rank without a token. Every n is 0 or at least 1,
-    because the cases divide by max(n, 1).
+    from rank to rank, and `empty-rank` leaves the group's last rank without a token, in a further step its first.
+    In a further step the counts are others, and other tokens are ignored. Every n is 0 or at least 1, because the cases
+    divide by max(n, 1).
     """
     place = group.index(rank)
     pattern = [0.5, 1.5, 1.0, 2.0, 1.25, 0.75]
-    weights = torch.tensor(pattern[place % 6 :] + pattern[: place % 6], dtype=torch.float32)
+    start = (place + 2 * step) % 6
+    weights = torch.tensor(pattern[start:] + pattern[:start], dtype=torch.float32) * (1.0 + 0.25 * step)
     if tokens == "equal":
         return weights
-    if tokens == "empty-rank" and place == len(group) - 1:
+    if tokens == "empty-rank" and place == (0 if step else len(group) - 1):
         return torch.zeros_like(weights)
     weights = weights * (1.0 + 0.75 * place + 0.5 * group[0])
     if tokens == "ignored":
         ignored = 1 + place % 3
-        weights[torch.arange(ignored) * 2] = 0.0
+        weights[torch.arange(ignored) * 2 + step % 2] = 0.0
     return weights
 
 

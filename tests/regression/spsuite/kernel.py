@@ -35,7 +35,7 @@ def poison_memory() -> None:
 class Activity(NamedTuple):
     """What the threads of some processes were doing at one moment."""
 
-    running: bool  # a thread runs, or waits only for a processor
+    running: bool  # a thread runs, or waits only for a processor or for a page of memory
     nanoseconds: int  # of processor time that all threads have used
 
 
@@ -49,7 +49,7 @@ def activity(pids: Iterable[int]) -> Activity:
                 nanoseconds += int((task / "schedstat").read_text().split()[0])
             except (OSError, IndexError, ValueError):
                 continue
-            running = running or state == "R"
+            running = running or state in ("R", "D")
     return Activity(running, nanoseconds)
 
 

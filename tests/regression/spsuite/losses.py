@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
@@ -16,8 +17,9 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as F
 from torch import Tensor
 
-from spsuite.diagnosis import Judgement, Measured, judge_loss
+from spsuite.diagnosis import Judgement, Measured, blame_overwriting, judge_loss
 from spsuite.functional import functional_collective, why_functional_is_absent, world_of_case
+from spsuite.handed import Handed, InnerProduct
 from spsuite.inputs import DTYPES, token_losses, token_weights
 from spsuite.lanes import group_of
 from spsuite.rank import Rank, Report, Task
@@ -161,6 +163,9 @@ class Suite:
     def world_of(self, cell: Cell) -> WorldKind:
         return world_of_case(cell.case)
 
+    def steps(self, cell: Cell) -> int:
+        return cell.steps
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)
         return {} if group is None else _measure(LOSSES[cell.case], me, cell, group)
@@ -169,7 +174,7 @@ class Suite:
         wanted = references(cell)
         dtype = str(cell.parameters["dtype"])
         items = [measured(rank, wanted[rank], report, dtype) for rank, report in returned.items()]
-        return judge_loss(items, cell.topology.sp_size)
+        return blame_overwriting(judge_loss(items, cell.topology.sp_size), returned)
 
 
 class UserSuite(Suite):
@@ -182,14 +187,24 @@ class UserSuite(Suite):
         """A world for each observation: the code may patch torch, destroy groups, change the default dtype."""
         return WorldKind("user", shared=False)
 
+    def steps(self, cell: Cell) -> int:
+        """Two: nobody knows what the code remembers of a batch, and a world for each costs more than a step."""
+        return 2
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
+        """A loss that changed torch for the rest of the process, which it may, has taken its only step."""
         group = group_of(me, cell)
-        return {} if group is None else _measure(load_user_loss(cell.case, task["project"]), me, cell, group)
+        if group is None:
+            return {}
+        loss = load_user_loss(cell.case, task["project"])
+        torch_now = _TorchAsItIs(group)
+        return {**_measure(loss, me, cell, group), "last": torch_now.has_changed()}
 
 
 # --- on a rank --------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=None)  # the same function in every step, with what it remembers
 def load_user_loss(name: str, project: str) -> Loss:
     """`package.module:function`, found as Python would find it in `project`, whatever this suite has imported."""
     suite = str(__file__).rsplit("spsuite", 1)[0].rstrip("/")
@@ -204,21 +219,49 @@ def load_user_loss(name: str, project: str) -> Loss:
     return function
 
 
+class _TorchAsItIs:
+    """What code of the user may change of torch for the rest of a process: names, the default dtype, the group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._names = [(module, dict(vars(module))) for module in (torch, dist, F)]
+        self._dtype = torch.get_default_dtype()
+        self._group = group
+
+    def has_changed(self) -> bool:
+        renamed = any(
+            vars(module).get(name) is not value for module, before in self._names for name, value in before.items()
+        )
+        return renamed or torch.get_default_dtype() != self._dtype or self._group_is_gone()
+
+    def _group_is_gone(self) -> bool:
+        try:
+            dist.get_rank(self._group)
+        except (RuntimeError, ValueError):
+            return True
+        return False
+
+
 def _measure(loss: Loss, me: Rank, cell: Cell, group: dist.ProcessGroup) -> Report:
     ranks = cell.topology.group_of(me.rank)
     assert ranks is not None
     dtype = DTYPES[str(cell.parameters["dtype"])]
     tokens = str(cell.parameters["tokens"])
-    token_loss = token_losses(me.rank, dtype).to(me.device).requires_grad_()
-    weight = token_weights(tokens, ranks, me.rank).to(me.device)
+    token_loss = token_losses(me.rank, dtype, cell.step).to(me.device).requires_grad_()
+    weight = token_weights(tokens, ranks, me.rank, cell.step).to(me.device)
+    handed = Handed({"token_loss": token_loss, "weight": weight})
     value = loss(token_loss, weight, group)
     if not isinstance(value, Tensor):
         raise TypeError(f"the loss returned {type(value).__name__}; a scalar torch.Tensor is needed")
-    (value * UPSTREAM).backward()
+    if value.numel() != 1:
+        raise TypeError(f"the loss returned a tensor of shape {list(value.shape)}; a scalar is needed")
+    upstream = torch.full_like(value.detach(), UPSTREAM)
+    handed.add({"the gradient of its value": upstream})
+    InnerProduct.apply([upstream], value).backward()
     gradient = token_loss.grad
     return {
         "value": float(value.detach()),
         "gradient": None if gradient is None else (gradient.double() / UPSTREAM).tolist(),
+        "overwritten": handed.overwritten(),
     }
 
 
@@ -251,8 +294,9 @@ def references(cell: Cell) -> Dict[int, Reference]:
     tokens = str(cell.parameters["tokens"])
     found: Dict[int, Reference] = {}
     for group in cell.topology.groups:
-        weights = [token_weights(tokens, group, rank) for rank in group]
-        found.update(zip(group, reference([token_losses(rank, dtype) for rank in group], weights)))
+        losses = [token_losses(rank, dtype, cell.step) for rank in group]
+        weights = [token_weights(tokens, group, rank, cell.step) for rank in group]
+        found.update(zip(group, reference(losses, weights)))
     gradients = [tuple(part.gradient.tolist()) for part in found.values()]
     assert any(any(gradient) for gradient in gradients), f"the reference of {cell.id} is zero"
     assert len(set(gradients)) > 1 or len(gradients) == 1, f"the reference of {cell.id} is the same on all ranks"

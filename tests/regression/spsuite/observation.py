@@ -9,10 +9,13 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
+from typing import Any, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
 
 from spsuite import attention, collectives, engine, losses
-from spsuite.diagnosis import Account, Judgement, account_for
+from spsuite.diagnosis import WORST_FIRST, Account, Judgement, account_for
 from spsuite.lanes import in_lane
 from spsuite.rank import Perform, Rank, Report, Task
 from spsuite.selection import Cell
@@ -22,6 +25,8 @@ from spsuite.world import RankEnd, World, WorldError, WorldKind
 Observation = Dict[str, Any]
 # After these the ranks stand where they started, if all of them came back.
 _LEAVES_WORLD_FIT = ("pass", "scaled", "wrong")
+# A step that torch refuses after one that it carried out is not the pass that the first one was.
+_WORST_FIRST = (*WORST_FIRST[:-1], "unsupported", "absent", "pass")
 _TRACEBACK_LIMIT = 8000
 
 
@@ -34,8 +39,14 @@ class Suite(Protocol):
     def world_of(self, cell: Cell) -> WorldKind:
         """In the parent: the kind of world that the cell needs."""
 
+    def steps(self, cell: Cell) -> int:
+        """How many steps an observation of the cell takes, one or two, each with other numbers."""
+
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
-        """On a rank, in its lane: what it measured. A rank outside every group returns an empty report."""
+        """On a rank, in its lane: what it measured. A rank outside every group returns an empty report.
+
+        With `last` in it, that step is the last one whatever `steps` says.
+        """
 
     def judge(self, cell: Cell, returned: Mapping[int, Report]) -> Judgement:
         """In the parent: the reports of the ranks that returned, held against the oracle."""
@@ -53,9 +64,23 @@ SUITES: Mapping[str, Suite] = {
 def perform(me: Rank, task: Task) -> Report:
     """What a rank does with a task."""
     topology = parse_topology(task["topology"], me.world_size)
-    cell = Cell(task["suite"], task["case"], task["lane"], topology, task["parameters"])
+    cell = Cell(task["suite"], task["case"], task["lane"], topology, task["parameters"], task["step"])
+    if cell.step:
+        _reduce_over_all_ranks(me)
     with in_lane(cell):
         return SUITES[cell.suite].measure(me, cell, task)
+
+
+def _reduce_over_all_ranks(me: Rank) -> None:
+    """As training does between two steps. A collective that a rank has left over in the world pairs with this one."""
+    total = torch.tensor([float(me.rank + 1)], device=me.device)
+    dist.all_reduce(total)
+    expected = me.world_size * (me.world_size + 1) / 2
+    if float(total) != expected:
+        raise RuntimeError(
+            f"the ranks are out of step: a sum over all of them is {float(total):g} instead of {expected:g}, so some "
+            f"rank has called a collective that the others have not"
+        )
 
 
 # --- in the parent ----------------------------------------------------------------------------------------------------
@@ -99,26 +124,36 @@ class Observer:
             return _observation(cell, Account("absent", None, {}, missing), None, [])
         kind = suite.world_of(cell)
         world = self._world_for(cell.lane, kind)
+        if not kind.shared:
+            self._fork_ahead()
+        observation, last = self._step(world, cell)
+        fit = observation["outcome"] in _LEAVES_WORLD_FIT
+        if fit and not last and suite.steps(cell) > 1:
+            # A task of its own: in one task the collectives of two steps could pair, and nobody would see it.
+            second, _ = self._step(world, replace(cell, step=1))
+            fit = second["outcome"] in _LEAVES_WORLD_FIT
+            observation = worse(observation, second)
+        if not fit or not kind.shared:
+            self._retire(world)
+        return observation
+
+    def _step(self, world: World, cell: Cell) -> Tuple[Observation, bool]:
+        """What one step of the cell shows, and whether a rank says that it can take no other."""
         task = {
             "suite": cell.suite,
             "case": cell.case,
             "lane": cell.lane,
             "topology": cell.topology.name,
             "parameters": dict(cell.parameters),
+            "step": cell.step,
             "project": self._project,
         }
-        if not kind.shared:
-            self._fork_next()
-        ends = world.run(task, self._limit, on_failure=self._fork_next)
+        ends = world.run(task, self._limit, on_failure=self._fork_ahead)
         _import(world.imported)
         observation = _judge(
             cell, [end for end in ends if end.rank in cell.topology.members or _failed(end)], self._limit
         )
-        if observation["outcome"] not in _LEAVES_WORLD_FIT or not kind.shared:
-            world.stop()
-            self._close_last()
-            self._world, self._last = None, world
-        return observation
+        return observation, any((end.returned or {}).get("last", False) for end in ends)
 
     def _world_for(self, lane: str, kind: WorldKind) -> World:
         wanted = ("nccl" if lane == "nccl" else "gloo", kind)
@@ -135,14 +170,38 @@ class Observer:
                 self._world = World(self._world_size, wanted[0], self._perform).meet()
         return self._world
 
+    def _retire(self, world: World) -> None:
+        world.stop()
+        self._close_last()
+        self._world, self._last = None, world
+        if world.backend == "nccl":
+            self._close_last()
+
     def _close_last(self) -> None:
         if self._last is not None:
             self._last.close()
             self._last = None
 
+    def _fork_ahead(self) -> None:
+        """Two worlds at a time, but for GPUs: there each rank has one to itself."""
+        if self._world_is[0] != "nccl":
+            self._fork_next()
+
     def _fork_next(self) -> None:
         if self._next is None:
             self._next = World(self._world_size, self._world_is[0], self._perform)
+
+
+def worse(first: Observation, second: Observation) -> Observation:
+    """Of two steps of one cell the one with the worse outcome, the first if they are alike."""
+    if _WORST_FIRST.index(second["outcome"]) < _WORST_FIRST.index(first["outcome"]):
+        return {**second, "message": f"in the second step: {second['message']}"}
+    if first["outcome"] == "pass" and first["convention"] != second["convention"]:
+        # Each step is right by itself, but no reduction of the gradients suits both.
+        message = f"right under `{first['convention']}`, and in the second step under `{second['convention']}`"
+        ranks = [{**rank, "outcome": "wrong"} for rank in second["ranks"]]
+        return {**second, "outcome": "wrong", "message": message, "first_rank": ranks[0]["rank"], "ranks": ranks}
+    return first
 
 
 def _import(names: Sequence[str]) -> None:

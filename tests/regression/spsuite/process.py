@@ -19,6 +19,7 @@ def describe_process(planned: int) -> Dict[str, Any]:
         "torch": release_of(str(torch.__version__)),
         "torch_build": str(torch.__version__),
         "deepspeed": _installed("deepspeed"),
+        "declared": _declared_of_torch("deepspeed"),
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpus,
@@ -64,6 +65,16 @@ def _driver() -> Optional[str]:
     except OSError:
         return None
     return found.group(1) if found else None
+
+
+def _declared_of_torch(distribution: str) -> Optional[str]:
+    """What a distribution's metadata require of torch, `torch>=2.0.0`; None when they do not name it."""
+    try:
+        requirements = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return None
+    named = (requirement.split(";")[0].strip() for requirement in requirements if "extra ==" not in requirement)
+    return next((text for text in named if re.match(r"torch\b(?!-|_)", text)), None)
 
 
 def _installed(distribution: str) -> Optional[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from spsuite.catalogue import Case, Value
+from spsuite.catalogue import TWO_STEPS, Case, Value
 from spsuite.topology import Topology
 
 # What a loss is about, and what an attention is about: too much to be measured on one topology only.
@@ -16,17 +16,26 @@ EVERYWHERE = ("tokens", "heads", "kv_heads", "layout", "batch")
 
 @dataclass(frozen=True)
 class Cell:
-    """One observation to be made. `parameters` has a value for every axis of the case."""
+    """One observation to be made. `parameters` has a value for every axis of the case.
+
+    An observation may take several steps, each with other numbers; `step` says which of them this is.
+    """
 
     suite: str
     case: str
     lane: str
     topology: Topology
     parameters: Mapping[str, Value]
+    step: int = 0
 
     @property
     def name(self) -> str:
         return f"{self.suite}/{self.case}"
+
+    @property
+    def steps(self) -> int:
+        """How many steps an observation takes if the case shares its world: two on every topology, elsewhere one."""
+        return 2 if all(self.parameters.get(axis, value) == value for axis, value in TWO_STEPS.items()) else 1
 
     @property
     def id(self) -> str:

@@ -146,9 +146,8 @@ class World:
             deadline = started + limit + waited
             failed = self._gather(ends, deadline, until_failure=True)
         if failed:
-            settling = _Settling(self._members)
             on_failure()
-            self._gather(ends, time.monotonic() + GRACE, settling=settling)
+            self._gather(ends, time.monotonic() + GRACE, settling=_Settling(self._members))
         waiting = [member for member in self._members if member.rank not in ends]
         stacks = {} if failed else self._stacks(waiting)
         for member in waiting:
