@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from matrix.results import decode
 from tests.github_server.server import StandIn
@@ -168,12 +167,9 @@ def workflow_run_event(run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pythons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pythons(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
     """A folder for PATH: this Python, whose pip has everything at hand. Nothing of it reaches a leg."""
     directory = tmp_path_factory.mktemp("pythons")
-    wheels = directory / "wheels"
-    needed = [*requirements(), "hatchling>=1.21"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", wheels, *needed], check=True, timeout=300)
     python = directory / "python3"
     python.write_text(
         f"""#!/bin/sh
@@ -184,11 +180,6 @@ exec {sys.executable} "$@"
     )
     python.chmod(0o755)
     return directory
-
-
-def requirements() -> list[str]:
-    text = (ROOT / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
-    return list(yaml.safe_load(f"[{text}]"))
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,7 @@ def test_code_of_a_fork_gets_no_leg_on_a_gpu_runner(job: Job, repository: str, c
     step = job.step(command="plan", torch=TORCH, suites="loss")
 
     assert {leg["leg"].rpartition("-")[2] for leg in json.loads(step.outputs["matrix"])["include"]} == classes
+    assert ("trusted with the GPU runners" in step.err) == ("nccl" not in classes)
 
 
 @pytest.mark.parametrize(
