@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from results_examples import any_results, crash, leg, observation, results, three_releases
 
+from matrix import floors
 from matrix.known_issues import KnownIssues, built_in, parse
 from matrix.results import Leg, Observation, Requested, Results
 from matrix.verdict import FAIL_ON, FailOn, Verdict, judge
@@ -120,7 +121,7 @@ def test_a_loss_that_changes_its_convention_is_wrong_where_fewer_cells_have_it()
     assert seen.message == "right only under `sum`, and 2 other cells of this case only under `mean`"
     assert {rank.outcome for rank in seen.ranks} == {"wrong"}
     assert judged.exit_code == 1
-    assert judged.right_on["user/own:loss", "nccl-path"] == ()
+    assert [floor.right for floor in floors.of(judged)] == [()]
 
 
 def test_of_equally_many_cells_the_first_is_held_to_be_right() -> None:

@@ -33,12 +33,14 @@ CALCULATIONS: Mapping[str, Type[Calculation]] = {
     "vocab_sequence_parallel_cross_entropy": vocabulary.SequenceCrossEntropy,
     "fpdt_attention": fpdt.FPDTAttention,
     "fpdt_ffn": fpdt.FPDTFeedForward,
+    "fpdt_ffn_leaves_input": fpdt.FPDTFeedForwardLeavesInput,
     "fpdt_logits_loss": fpdt.FPDTLogitsLoss,
     "ulysses_sp_attention_hf": ulysses_hf.TransformersAttention,
     "ulysses_sp_attention_hf_compiled": ulysses_hf.TransformersAttentionCompiled,
     "ulysses_sp_dataloader_adapter": ulysses_hf.DataLoaderAdapter,
     "sequence_tiled_compute": tiled.SequenceTiledCompute,
     "sequence_tiled_compute_loss": tiled.SequenceTiledComputeLoss,
+    "sequence_tiled_compute_loss_leaves_gradient": tiled.SequenceTiledComputeLossLeavesGradient,
     "sequence_tiled_compute_without_parameters": tiled.SequenceTiledComputeWithoutParameters,
     "tiled_mlp": tiled.TiledMLP,
     "tiled_fused_logits_loss": tiled.TiledFusedLogitsLoss,
@@ -65,7 +67,8 @@ class Suite:
         return WorldKind(deepspeed_release.WORLD + (" compiled" if calculation.compiled else ""))
 
     def steps(self, cell: Cell) -> int:
-        return 1 if CALCULATIONS[cell.case].compiled else cell.steps
+        calculation = CALCULATIONS[cell.case]
+        return 1 if calculation.compiled or calculation.needs_own_world else cell.steps
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         with sequence_parallel_group(me, cell) as group:
@@ -83,7 +86,7 @@ class Suite:
         )
         if judgement.outcome in ("wrong", "scaled"):
             judgement = replace(judgement, message=_message(references, returned, dtype, ulp))
-        return blame_overwriting(judgement, returned)
+        return blame_overwriting(judgement, returned) if CALCULATIONS[cell.case].looks_at_handed else judgement
 
 
 # --- on a rank --------------------------------------------------------------------------------------------------------

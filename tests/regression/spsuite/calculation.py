@@ -43,6 +43,8 @@ class Calculation:
     compiled = False
     # A case that changes what a process cannot change back has a world to itself for each observation.
     needs_own_world = False
+    # Whether the case is about what becomes of the tensors that are handed over, beside value and gradients.
+    looks_at_handed = True
 
     def __init__(self, cell: Cell, ranks: Tuple[int, ...]) -> None:
         self.cell = cell
@@ -71,15 +73,15 @@ class Calculation:
     def cotangent(self, place: int, index: int, shape: Shape) -> Tensor:
         """What output `index` of a place is multiplied with before all is summed."""
         owner = self.ranks[0] if self.replicated else self.ranks[place]
-        return random_tensor(shape, self.dtype, 21, owner, index, self.cell.step)
+        return random_tensor(shape, self.dtype, 21, owner, index, step=self.cell.step)
 
     def random(self, shape: Shape, place: int, key: int) -> Tensor:
         """Numbers of one rank's own."""
-        return random_tensor(shape, self.dtype, 22, self.ranks[place], key, self.cell.step)
+        return random_tensor(shape, self.dtype, 22, self.ranks[place], key, step=self.cell.step)
 
     def shared(self, shape: Shape, key: int) -> Tensor:
         """The same numbers on every rank of the group, such as a parameter, of the size that a weight has."""
-        return random_tensor(shape, self.dtype, 23, self.ranks[0], key, self.cell.step) / 4
+        return random_tensor(shape, self.dtype, 23, self.ranks[0], key, step=self.cell.step) / 4
 
     def checkpointed(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`function(*tensors)`, recomputed in backward if the parameter `checkpointing` says so."""

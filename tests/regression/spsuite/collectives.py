@@ -86,11 +86,13 @@ class Collective:
     def inputs(self, group: Sequence[int], place: int) -> List[Tensor]:
         """The inputs of one rank, in the case's dtype, on the CPU."""
         shapes = _input_shapes(self.kind, len(group), place, self.uneven)
-        return [random_tensor(shape, self.dtype, 1, group[place], i, self.step) for i, shape in enumerate(shapes)]
+        return [random_tensor(shape, self.dtype, 1, group[place], i, step=self.step) for i, shape in enumerate(shapes)]
 
     def cotangents(self, group: Sequence[int], place: int, shapes: Sequence[Shape]) -> List[Tensor]:
         """One for each output; zero where the operation leaves the output undefined."""
-        tensors = [random_tensor(shape, self.dtype, 2, group[place], i, self.step) for i, shape in enumerate(shapes)]
+        tensors = [
+            random_tensor(shape, self.dtype, 2, group[place], i, step=self.step) for i, shape in enumerate(shapes)
+        ]
         return tensors if self.defines_output(place) else [torch.zeros_like(tensor) for tensor in tensors]
 
     def defines_output(self, place: int) -> bool:

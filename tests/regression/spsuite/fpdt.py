@@ -47,6 +47,7 @@ class FPDTFeedForward(Calculation):
     """x [sequence, batch, hidden] through two linear maps with the tanh form of GELU between them, chunk by chunk."""
 
     needs = (f"{_FPDT}:FPDT_FFN",)
+    looks_at_handed = False  # the next case does
 
     def inputs(self, place: int) -> Inputs:
         return {
@@ -65,6 +66,12 @@ class FPDTFeedForward(Calculation):
 
     def reference(self, inputs: Sequence[Inputs]) -> List[List[Tensor]]:
         return [[_feed_forward(*mine.values())] for mine in inputs]
+
+
+class FPDTFeedForwardLeavesInput(FPDTFeedForward):
+    """The same, and x has to be afterwards what it was before."""
+
+    looks_at_handed = True
 
 
 def _take_back_compilation() -> None:

@@ -17,10 +17,10 @@ TOKENS_PER_RANK = 6
 Shape = Tuple[int, ...]
 
 
-def random_tensor(shape: Shape, dtype: torch.dtype, *key: int) -> torch.Tensor:
-    """Standard normal numbers of `shape`, rounded to `dtype`; the same for the same key in every process."""
+def random_tensor(shape: Shape, dtype: torch.dtype, *key: int, step: int = 0) -> torch.Tensor:
+    """Standard normal numbers of `shape`, rounded to `dtype`; the same for the same key and step in every process."""
     generator = torch.Generator()
-    seed = 0
+    seed = step
     for part in key:
         seed = seed * 1009 + part + 1
     generator.manual_seed(seed)
@@ -34,7 +34,7 @@ def with_transposed_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 def token_losses(rank: int, dtype: torch.dtype, step: int = 0) -> torch.Tensor:
     """Per-token losses of one rank, [tokens], positive as cross entropies are, different on every rank and step."""
-    noise = random_tensor((TOKENS_PER_RANK,), torch.float64, 7, rank, step)
+    noise = random_tensor((TOKENS_PER_RANK,), torch.float64, 7, rank, step=step)
     return (noise.abs() + 0.25 * (rank + 1)).to(dtype)
 
 

@@ -126,6 +126,7 @@ class SequenceTiledComputeLoss(_Loss):
     """The sum over shards of each one's loss; where all are equal, the mean."""
 
     needs = (f"{_ULYSSES}:sequence_tiled_compute",)
+    looks_at_handed = False  # the next case does
 
     def call(self, me: Rank, group: dist.ProcessGroup, place: int, inputs: Inputs) -> List[Tensor]:
         labels, reduction = self.labels(place).to(me.device), self._reduction()
@@ -155,7 +156,13 @@ class SequenceTiledComputeLoss(_Loss):
         return [[part.mean() if self._reduction() == "mean" else part.sum()] for part in losses]
 
     def _reduction(self) -> str:
-        return "mean" if self.cell.parameters["splits"] == "even" else "sum"
+        return "mean" if self.cell.parameters.get("splits", "even") == "even" else "sum"
+
+
+class SequenceTiledComputeLossLeavesGradient(SequenceTiledComputeLoss):
+    """The same, and the gradient that is handed to its backward has to be afterwards what it was before."""
+
+    looks_at_handed = True
 
 
 class TiledFusedLogitsLoss(_Loss):
