@@ -13,7 +13,7 @@ BY_HAND = 0
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MARKER = re.compile(
-    r"\A<!-- sp-compat comment: id=(?P<id>[A-Za-z0-9._-]{1,64}) sha=(?P<sha>[0-9a-f]{0,64}) "
+    r"<!-- sp-compat comment: id=(?P<id>[A-Za-z0-9._-]{1,64}) sha=(?P<sha>[0-9a-f]{0,64}) "
     r"run=(?P<run>\d{1,18}) attempt=(?P<attempt>\d{1,9}) -->\r?\n"
 )
 

@@ -20,7 +20,7 @@ from matrix.ancestry import TRUSTED, CommonAncestor, Start, start_of
 from matrix.results import InvalidResults, Results, decode
 from runner import commenting
 from runner.errors import Failure, UsageError
-from runner.github import Artifact, GitHub, Patience, Run
+from runner.github import Artifact, Forbidden, GitHub, Patience, Run, TooLarge
 from runner.github_job import GitHubJob
 from runner.results_files import RESULTS, UNTRUSTED_BYTES
 
@@ -50,6 +50,9 @@ def find(job: GitHubJob, comment_id: str, agent: str, patience: Patience | None 
     hub = GitHub(job.api_url, job.repository, job.token, agent, patience)
     try:
         return _find(hub, job, comment_id)
+    except Forbidden as refusal:
+        needed = "the job needs 'permissions: actions: read, contents: read, pull-requests: read'"
+        return Baseline(None, f"no baseline: GitHub does not allow to read it ({refusal}); {needed}")
     except Failure as failure:
         return Baseline(None, f"no baseline: {failure}")
 
@@ -62,10 +65,10 @@ def _find(hub: GitHub, job: GitHubJob, comment_id: str) -> Baseline:
     workflow = hub.run(measuring).workflow
     sha = hub.merge_base(start.base, start.head) if isinstance(start, CommonAncestor) else start.sha
     refused = ""
-    for run, artifact in _candidates(hub, workflow, measuring, sha, start.branch, comment_id):
+    for run, artifact in _candidates(hub, workflow, sha, start.branch, comment_id):
         try:
             results = _results_in(hub.archive(artifact.id, ARCHIVE_BYTES))
-        except Failure as failure:
+        except (UsageError, TooLarge) as failure:
             refused = f"; {artifact.name} of {run.url} is of no use: {failure}"
             continue
         return Baseline(results, f"the baseline is {run.url}, of commit {run.head_sha[:10]}")
@@ -81,7 +84,7 @@ def _start(hub: GitHub, job: GitHubJob) -> Start | None:
 
 
 def _candidates(
-    hub: GitHub, workflow: int, measuring: int, sha: str, branch: str | None, comment_id: str
+    hub: GitHub, workflow: int, sha: str, branch: str | None, comment_id: str
 ) -> Iterator[tuple[Run, Artifact]]:
     """The nearest commit first, of one commit the newest run."""
     on_branch: dict[str, list[Run]] = defaultdict(list)
@@ -92,7 +95,7 @@ def _candidates(
         if not runs and place < ASKED_ONE_BY_ONE:
             runs = hub.completed_runs(workflow, RUNS, head_sha=ancestor)
         for run in sorted(runs, key=lambda run: -run.id):
-            if run.id == measuring or run.event not in TRUSTED or not run.from_repository:
+            if run.event not in TRUSTED or not run.from_repository:
                 continue
             for artifact in _results_artifacts(hub.artifacts(run.id), comment_id):
                 yield run, artifact

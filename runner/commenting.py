@@ -52,20 +52,16 @@ def comment(job: GitHubJob, wish: Wish, verdict: Verdict, agent: str, patience: 
     if job.repository is None:
         raise UsageError("which repository? GITHUB_REPOSITORY is not set; give it as owner/name")
     if job.token is None:
-        return Done("no comment: there is no token; pass one in GITHUB_TOKEN", comments.render(verdict), None)
+        return Done("no comment: there is no token; pass one in GITHUB_TOKEN", comments.render(verdict))
     hub = GitHub(job.api_url, job.repository, job.token, agent, patience)
-    draft = Message(Marker(wish.comment_id, "", job.run, job.attempt), lambda limit: comments.render(verdict, limit))
     try:
-        if isinstance(target, PullRequestTarget):
-            pull = hub.pull_request(target.number)
-        elif (found := pull_request_of(hub, target, verdict.results.source.pull_request)) is not None:
-            pull = found
-        else:
-            return Done(f"no comment: no pull request has the commit {target.head_sha}", draft.body())
-        message = Message(_marker(job, wish, target, pull), draft.render)
+        pull = _pull_request(hub, target, verdict.results.source.pull_request)
+        if pull is None:
+            return Done(f"no comment: no pull request has the commit {target.head_sha}", comments.render(verdict))
+        message = Message(_marker(job, wish, target, pull), lambda limit: comments.render(verdict, limit))
         outcome = posting.post(hub, pull.number, message, create=decision.create)
     except Forbidden as refusal:
-        return Done(f"no comment: GitHub does not allow it: {refusal}", draft.body(), RECIPE)
+        return Done(f"no comment: GitHub does not allow it: {refusal}", comments.render(verdict), RECIPE)
     return Done(_told(outcome, pull.number), message.body())
 
 
@@ -78,6 +74,12 @@ def _target(job: GitHubJob, wish: Wish) -> activity.Target:
     if isinstance(target, PullRequestTarget) and target.number == wish.pull_request:
         return target
     return PullRequestTarget(wish.pull_request, target.head_sha if isinstance(target, HeadTarget) else None)
+
+
+def _pull_request(hub: GitHub, target: PullRequestTarget | HeadTarget, claimed: int | None) -> PullRequest | None:
+    if isinstance(target, PullRequestTarget):
+        return hub.pull_request(target.number)
+    return pull_request_of(hub, target, claimed)
 
 
 def pull_request_of(hub: GitHub, target: HeadTarget, claimed: int | None = None) -> PullRequest | None:

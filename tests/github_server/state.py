@@ -132,7 +132,7 @@ class State:
         self.pulls[number] = made
         return made
 
-    def token(self, account: Account = ACTIONS, **permissions: str) -> str:
+    def token(self, account: Account = ACTIONS, /, **permissions: str) -> str:
         """Of an installation as GITHUB_TOKEN with these permissions, or of a user who may do everything."""
         granted = {name.replace("_", "-"): how for name, how in permissions.items()}
         granted = granted or {"contents": "read", "actions": "read", "pull-requests": "write"}

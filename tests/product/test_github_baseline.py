@@ -146,6 +146,15 @@ def test_an_artifact_that_grows_without_end(stand_in: StandIn, tmp_path: Path, m
     assert "the artifact has more than" in found(stand_in, tmp_path, "pull_request", event, sha=head).sentence
 
 
+def test_on_an_enterprise_host(tmp_path: Path) -> None:
+    with StandIn(enterprise=True).running() as enterprise:
+        base, head = enterprise.state.line(2)
+        measured(enterprise, base, "the base")
+        event = github_jobs.pull_request_event(enterprise.state.pull(head, base))
+        assert name_of(found(enterprise, tmp_path, "pull_request", event, sha=head)) == "the base"
+        assert not enterprise.violations
+
+
 def test_the_merge_queue(stand_in: StandIn, tmp_path: Path) -> None:
     """A merge queue's runs are on a branch that is gone; only their commits stay."""
     first, base, head = stand_in.state.line(3)
@@ -195,11 +204,17 @@ def test_the_workflow_for_forks_compares_with_what_the_fork_was_measured_against
 
 def test_a_token_that_may_not_read_artifacts(stand_in: StandIn, tmp_path: Path) -> None:
     base, head = stand_in.state.line(2)
-    measured(stand_in, base, "the base")
+    for name in ("the base", "the base again"):
+        measured(stand_in, base, name)
     event = github_jobs.pull_request_event(stand_in.state.pull(head, base))
     token = stand_in.state.token(contents="read")
-    baseline = found(stand_in, tmp_path, "pull_request", event, sha=head, token=token)
-    assert "is of no use: Resource not accessible by integration" in baseline.sentence
+    for private in (False, True):
+        stand_in.state.private = private
+        baseline = found(stand_in, tmp_path, "pull_request", event, sha=head, token=token)
+        assert (
+            "(Resource not accessible by integration); the job needs 'permissions: actions: read" in baseline.sentence
+        )
+    assert len(stand_in.asked("actions/download-artifact")) == 1
     nothing = found(stand_in, tmp_path, "pull_request", event, sha=head, token=None)
     assert nothing.sentence == "no baseline: there is no token; pass one in GITHUB_TOKEN"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from results_examples import crash, leg, observation, results, three_releases
 
 from matrix.results import Results, encode
 from runner import cli
+from runner.github import Patience
 from tests.github_server.server import StandIn
 from tests.github_server.state import Account, PullRequest
 from tests.product import github_jobs
+from tests.product.running import ROOT
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,22 @@ def test_scenario_21_a_fork_that_has_gone_on(stand_in: StandIn, comment: Comment
     assert [f"sha={head}" in posted.body for posted in stand_in.state.comments] == [True]
 
 
+def test_scenario_21_a_fork_that_uses_a_branch_again(stand_in: StandIn, comment: Comment, tmp_path: Path) -> None:
+    base, old, new = stand_in.state.line(3)
+    before = stand_in.state.pull(old, base, fork="someone", number=3)
+    before.state = "closed"
+    stand_in.state.pull(new, base, fork="someone", number=12).head_ref = before.head_ref
+    for sha in (old, new):
+        run = stand_in.state.run(sha, "pull_request", head_branch=before.head_ref, head_repository="someone/project")
+        comment(github_jobs.job(stand_in, tmp_path, "workflow_run", github_jobs.workflow_run_event(run)), failing())
+    assert [
+        (posted.issue, sha in posted.body) for posted, sha in zip(stand_in.state.comments, (old, new), strict=True)
+    ] == [
+        (3, True),
+        (12, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("event", "payload"),
     [
@@ -215,6 +234,22 @@ def test_by_hand(stand_in: StandIn, comment: Comment, tmp_path: Path) -> None:
     ended = comment(by_hand, failing(), "--pull-request", str(pull.number))
     assert ended.out.startswith("created the comment on pull request 7")
     assert f"sha={pull.head_sha} run=0 attempt=0" in stand_in.state.comments[0].body
+
+
+def test_a_github_that_cannot_be_reached(comment: Comment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.github.Patience", lambda: Patience(retries=1, backoff=0.01))
+    nobody = {"GITHUB_API_URL": "http://127.0.0.1:9", "GITHUB_REPOSITORY": "org/project", "GITHUB_TOKEN": "a-secret"}
+    ended = comment(nobody, failing(), "--pull-request", "7")
+    assert (ended.code, ended.out) == (4, "")
+    assert ended.err.startswith("sp-compat: GitHub cannot be reached: ")
+    assert len(ended.err.splitlines()) == 1
+    assert "a-secret" not in ended.err
+
+
+def test_the_client_is_imported_only_where_github_is_asked() -> None:
+    """It takes most of a second, which `plan` and `report` do not have."""
+    program = "import sys; from runner import commands; sys.exit('github' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,9 @@ def test_nothing_to_tell_creates_nothing_and_updates_what_is_there(stand_in: Sta
 
 
 @pytest.mark.parametrize(
-    "answer", [secondary_limit(), secondary_limit(retry_after=1), UNAVAILABLE], ids=["limit", "limit-after", "502"]
+    "answer",
+    [secondary_limit(), secondary_limit(retry_after=1), primary_limit(reset=0), UNAVAILABLE],
+    ids=["secondary", "secondary-after", "primary", "502"],
 )
 @pytest.mark.parametrize("operation", ["issues/list-comments", "issues/create-comment", "issues/update-comment"])
 def test_scenario_19_limits_and_5xx_are_waited_for(stand_in: StandIn, operation: str, answer: Answer) -> None:
