@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from matrix.activity import MODES
+from matrix.marker import is_comment_id
 from runner.errors import UsageError
 
 PREFIX = "SP_COMPAT_INPUT_"
@@ -54,6 +55,10 @@ def read(environment: Mapping[str, str]) -> Inputs:
     inputs = Inputs(**{**values, **lists})  # type: ignore[arg-type]
     _one_of("command", inputs.command, COMMANDS)
     _one_of("comment", inputs.comment, MODES)
+    if not is_comment_id(inputs.comment_id):
+        raise UsageError(
+            f"comment-id: found {inputs.comment_id!r}; write letters, digits, '.', '_' and '-', 64 of them at most"
+        )
     if inputs.tests:
         raise UsageError("tests: this version of sp-compat cannot run own tests; leave the input empty")
     for name, command, what in (

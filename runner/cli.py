@@ -60,9 +60,9 @@ examples:
 examples:
   sp-compat report out/
   sp-compat report first/results.json second/results.json --out both/
+  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
   sp-compat report out/ --baseline before/          compared with an earlier run
   sp-compat report out/ --baseline auto             in a workflow of GitHub: with the newest run where the change began
-  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
 """,
     "comment": """\
 examples:

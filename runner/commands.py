@@ -268,6 +268,8 @@ def _plan(
     place = _this_machine(config, work)
     if getattr(arguments, "runners", None):
         place = _machine_of_runners(config, place, only_cpu=arguments.runners == "cpu")
+        if "nccl" in place.without and config.runners["nccl"] and config.wants("nccl"):
+            work.environments.progress.note(place.without["nccl"])
     if config.environment == planning.CURRENT:
         return _plan_of_current(arguments, config, description, work, place)
     pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
@@ -304,7 +306,7 @@ def _machine_of_runners(config: Config, place: Machine, *, only_cpu: bool) -> Ma
     """The runners of the configuration, of which nothing is known but that the GPU runner has GPUs enough."""
     without = {} if config.runners["cpu"] else {"cpu": "runners.cpu names no runner for the lanes of the CPU"}
     if only_cpu:
-        without["nccl"] = "the lane nccl is left to code that is trusted with the GPU runners"
+        without["nccl"] = "the lane nccl is for code that is trusted with the GPU runners, and left out here"
     elif not config.runners["nccl"]:
         without["nccl"] = "runners.nccl names no runner for the lane nccl"
     return replace(place, gpus=0 if "nccl" in without else config.world_size, driver=None, without=without)

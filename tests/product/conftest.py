@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.product import running
 
@@ -23,3 +26,13 @@ def ready(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = running.run("run", *running.ONE_CASE, cache=cache, directory=directory)
     assert done.returncode == 0, done.stderr + done.stdout
     return cache
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an installation of the program takes from PyPI, with what builds it: for those that need not ask there."""
+    directory = tmp_path_factory.mktemp("wheels")
+    listed = (running.ROOT / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
+    needed = [*yaml.safe_load(f"[{listed}]"), "hatchling>=1.21"]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", directory, *needed], check=True, timeout=300)
+    return directory

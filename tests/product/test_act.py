@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from matrix.results import decode
 from tests.github_server.server import StandIn
-from tests.github_server.state import PullRequest, Run
+from tests.github_server.state import Commit, PullRequest, Run
 from tests.product.running import ROOT
 
 OURS = "org/sp-compat-action@v1"
@@ -168,12 +167,9 @@ def workflow_run_event(run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def pythons(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pythons(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
     """A folder for PATH: this Python, whose pip has everything at hand. Nothing of it reaches a leg."""
     directory = tmp_path_factory.mktemp("pythons")
-    wheels = directory / "wheels"
-    needed = [*requirements(), "hatchling>=1.21"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", wheels, *needed], check=True, timeout=300)
     python = directory / "python3"
     python.write_text(
         f"""#!/bin/sh
@@ -186,11 +182,6 @@ exec {sys.executable} "$@"
     return directory
 
 
-def requirements() -> list[str]:
-    text = (ROOT / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
-    return list(yaml.safe_load(f"[{text}]"))
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, pythons: Path, cache: Path) -> Iterator[Bench]:
     with StandIn().running() as stand_in:
@@ -200,9 +191,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory, pythons: Path, cache: Path) 
 
 @pytest.fixture(scope="module")
 def pull(bench: Bench) -> PullRequest:
-    """A pull request from a fork, whose runs have a token that only reads."""
-    base, head = bench.stand_in.state.line(2)
-    return bench.stand_in.state.pull(head, base, fork="somebody")
+    """A pull request from a fork. What act has checked out is what GitHub merges of it and its base."""
+    state = bench.stand_in.state
+    base, head = state.line(2)
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=bench.project, capture_output=True, text=True, check=True)
+    state.commits[done.stdout.strip()] = Commit(done.stdout.strip(), (base, head))
+    return state.pull(head, base, fork="somebody")
 
 
 def run_of(bench: Bench, pull: PullRequest) -> Run:
@@ -265,17 +259,21 @@ def test_the_workflow_for_forks_brings_the_comment(bench: Bench, commented: dict
 
 
 def test_the_next_run_brings_the_comment_up_to_date(bench: Bench, pull: PullRequest, commented: dict[str, str]) -> None:
-    [before] = [(one.id, one.body) for one in bench.stand_in.state.comments_on(7)]
+    state = bench.stand_in.state
+    [before] = [one.id for one in state.comments_on(7)]
+    of_base = (bench.artifacts / "sp-compat-results-1/results.json").read_bytes()
+    state.artifact(state.run(pull.base_sha), "sp-compat-results-1", {"results.json": of_base})
     for artifact in list(bench.artifacts.iterdir()):
         artifact.rename(bench.directory / f"{artifact.name}-of-the-first-run")
     run = run_of(bench, pull)
-    ended = bench.act("pull_request", "compatibility.yml", pull_request_event(pull), run, bench.stand_in.state.token())
+    ended = bench.act("pull_request", "compatibility.yml", pull_request_event(pull), run, state.token())
 
     assert ended == {"plan": "success", "leg": "success", "report": "success"}
-    [after] = bench.stand_in.state.comments_on(7)
-    assert after.id == before[0]
+    [after] = state.comments_on(7)
+    assert after.id == before
     assert f"run={run.id}" in after.body
     assert "without a full result" not in after.body
+    assert "No new failure" in after.body  # than the baseline has
     assert "on 2 torch releases" in after.body
     assert {path.name for path in bench.artifacts.iterdir()} == {
         "sp-compat-plan-1",

@@ -148,6 +148,7 @@ def test_code_of_a_fork_gets_no_leg_on_a_gpu_runner(job: Job, repository: str, c
     step = job.step(command="plan", torch=TORCH, suites="loss")
 
     assert {leg["leg"].rpartition("-")[2] for leg in json.loads(step.outputs["matrix"])["include"]} == classes
+    assert ("trusted with the GPU runners" in step.err) == ("nccl" not in classes)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,8 @@ def test_a_leg_is_run_as_it_was_planned_and_then_reported(job: Job, ready: Path)
     assert report.code == 0, report.out + report.err
     assert "1 of 2 legs without a full result" in report.outputs["verdict"]
     assert report.outputs["verdict"] in report.summary
-    assert TORCH in json.loads(report.outputs["floors"])["loss/custom_weighted"]["nccl-path"]
+    floor = json.loads(report.outputs["floors"])["loss/custom_weighted"]["nccl-path"]["torch"]
+    assert floor["right"] == [TORCH]
     assert [leg.id for leg in decode((job.workspace / "all/results.json").read_bytes()).legs] == ids
     assert "no comment" in report.out
 

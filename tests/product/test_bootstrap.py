@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.product.running import ROOT
 
 SCRIPT = ROOT / "runner" / "bootstrap.sh"
+DEFAULTS = {"SP_COMPAT_INPUT_COMMENT": "off", "SP_COMPAT_INPUT_COMMENT_ID": "sp-compat"}
 TOOLS = ("bash", "dirname", "cksum", "cut", "sed", "rm", "touch", "env")
 
 
@@ -20,7 +23,7 @@ def bootstrap(temporary: Path, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(
         ["bash", SCRIPT],
         cwd=temporary,
-        env={**os.environ, "RUNNER_TEMP": str(temporary), **environment},
+        env={**os.environ, **DEFAULTS, "RUNNER_TEMP": str(temporary), **environment},
         capture_output=True,
         text=True,
         timeout=180,
@@ -95,7 +98,6 @@ def test_a_job_that_sets_pip_up_for_itself_is_not_in_the_way(tmp_path: Path) -> 
         PIP_USER="1",
         PYTHONPATH=str(tmp_path / "shadow"),
         SP_COMPAT_INPUT_COMMAND="plan",
-        SP_COMPAT_INPUT_COMMENT="off",
         SP_COMPAT_INPUT_TORCH="2.2.2",
         SP_COMPAT_INPUT_SUITES="loss",
         SP_COMPAT_CACHE=str(tmp_path / "cache"),
@@ -108,9 +110,47 @@ def test_a_job_that_sets_pip_up_for_itself_is_not_in_the_way(tmp_path: Path) -> 
     assert "torch2.2.2-dsnone" in done.stdout
 
     # What is there already is used again, and a mistake is one annotation.
-    again = bootstrap(tmp_path, SP_COMPAT_INPUT_COMMAND="plna", SP_COMPAT_INPUT_COMMENT="off", PIP_INDEX_URL="x:/")
+    again = bootstrap(tmp_path, SP_COMPAT_INPUT_COMMAND="plna", PIP_INDEX_URL="x:/")
     assert again.returncode == 2
     assert again.stdout.startswith("::error title=sp-compat::command: found 'plna'; allowed are run, plan")
+
+
+def test_a_python_without_a_pip_of_its_own_gets_one(tmp_path: Path, wheels: Path) -> None:
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    no_pip = 'case "$*" in *"import pip,"*) exit 1 ;; esac'
+    pretend(bin / "python3", f'{no_pip}\nexec {sys.executable} "$@"')
+    done = bootstrap(
+        tmp_path,
+        PATH=f"{bin}:{os.environ['PATH']}",
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS=str(wheels),
+        SP_COMPAT_INPUT_COMMAND="plna",
+    )
+    assert "command: found 'plna'" in done.stdout, done.stderr
+
+
+def test_the_one_process_that_the_runner_interrupts_is_the_program(tmp_path: Path) -> None:
+    """As GitHub's runner starts a step and cancels it: a signal to the shell, and to nothing below it."""
+    (tmp_path / "runner").mkdir()
+    (tmp_path / "runner/bootstrap.sh").write_text(f"exec {sys.executable} -c 'print(1, flush=True); input()'", "utf-8")
+    step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
+    script = tmp_path / "step.sh"
+    script.write_text(step["run"], "utf-8")
+    process = subprocess.Popen(
+        ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", script],
+        env={**os.environ, "GITHUB_ACTION_PATH": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err
 
 
 def test_an_index_that_has_no_packages_is_named_as_the_reason(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.product.running import ROOT
 
@@ -56,6 +58,22 @@ def test_the_parser_would_find_one(parser: Path, tmp_path: Path) -> None:
     whole = (ROOT / ".github/workflows/compat.yml").read_text("utf-8")
     broken.write_text(whole.replace("needs.plan.outputs.has-legs", "nedes.plan.outputs.has-legs"), "utf-8")
     assert "nedes" in parse(parser, broken).stdout
+
+
+def test_what_the_readme_shows_is_a_workflow(parser: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    whole = [block for block in blocks if re.search(r"^jobs:", block, re.MULTILINE)]
+    assert len(whole) >= 3
+    for number, block in enumerate(whole):
+        file = tmp_path / f"{number}.yml"
+        file.write_text(block, "utf-8")
+        assert parse(parser, file).stdout == "", block
+        schema = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", file)
+        assert schema.returncode == 0, schema.stdout
+    called = yaml.safe_load((ROOT / ".github/workflows/compat.yml").read_text("utf-8"))[True]["workflow_call"]["inputs"]
+    for block in blocks:
+        for job in (yaml.safe_load(block) or {}).get("jobs", {}).values():
+            assert set(job.get("with", {})) <= set(called)
 
 
 @pytest.mark.parametrize(

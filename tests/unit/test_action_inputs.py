@@ -93,7 +93,7 @@ def test_the_workflow_hands_every_input_on() -> None:
         for job, description in COMPAT["jobs"].items()
     }
     selection = AXES - {"fail-on"} | {"config", "budget", "command", "directory", TOKEN}
-    assert given_by_jobs["plan"] == selection
+    assert given_by_jobs["plan"] == selection | {"comment-id"}
     assert given_by_jobs["leg"] == selection | {"leg", "plan"}
     judgement = {"fail-on", "baseline", "comment", "comment-id", "config"}
     assert given_by_jobs["report"] == judgement | {"command", "directory", "path", "plan"}
@@ -182,6 +182,8 @@ def test_each_command_is_given_the_inputs_that_it_has(
         ({"command": "runn"}, "command: found 'runn'; allowed are run, plan"),
         ({"comment": "sometimes"}, "comment: found 'sometimes'; allowed are always"),
         ({"tests": "tests/sp"}, "tests: this version"),
+        ({"comment_id": "a/b"}, "comment-id: found 'a/b'; write letters"),
+        ({"comment_id": ""}, "comment-id: found ''; write letters"),
         ({"command": "leg"}, "leg: the input is empty"),
         ({"command": "report"}, "path: the input is empty"),
     ],

@@ -11,6 +11,7 @@ import selectors
 import signal
 import socket
 import struct
+import time
 import traceback
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, NoReturn, Sequence
@@ -25,6 +26,8 @@ from spsuite.world import WorldError
 _TAKEN = 8
 _MOST_WORKERS = 4
 _NUMBER = struct.Struct("=I")
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
+_TIME_TO_LEAVE = 2.0  # seconds
 
 
 def default_count(lanes: Sequence[str]) -> int:
@@ -46,10 +49,14 @@ class Workers:
         self._channels: Dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
         numbers, fill = os.pipe()
-        with os.fdopen(numbers, "rb"), os.fdopen(fill, "wb") as queue:
-            for _ in range(min(count, len(pieces))):
-                self._fork(pieces, numbers, fill, make_observer, record)
-            queue.write(b"".join(_NUMBER.pack(number) for number in range(len(pieces))))
+        try:
+            with os.fdopen(numbers, "rb"), os.fdopen(fill, "wb") as queue:
+                for _ in range(min(count, len(pieces))):
+                    self._fork(pieces, numbers, fill, make_observer, record)
+                queue.write(b"".join(_NUMBER.pack(number) for number in range(len(pieces))))
+        except BaseException:
+            self.close()
+            raise
 
     def observation(self, cell: Cell) -> Observation:
         """What was observed, once it is there. Raises WorldError when it never will be."""
@@ -62,11 +69,11 @@ class Workers:
         return self._observed.pop(key)
 
     def close(self) -> None:
-        for pid in self._channels:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        for pid in list(self._channels):
-            self._forget(pid)
+        for how in (signal.SIGTERM, signal.SIGKILL):  # killed, it takes its ranks with it, but not what they started
+            for pid in self._channels:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, how)
+            self._read_to_the_end(time.monotonic() + _TIME_TO_LEAVE)
         self._selector.close()
 
     def _fork(
@@ -79,6 +86,9 @@ class Workers:
     ) -> None:
         mine, theirs = socket.socketpair()
         parent = os.getpid()
+        # A signal between the fork and what follows would find this process without its child's number, and the child
+        # in the place of its parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         pid = os.fork()
         if pid == 0:
             os.close(fill)
@@ -90,6 +100,14 @@ class Workers:
         theirs.close()
         self._channels[pid] = mine
         self._selector.register(mine, selectors.EVENT_READ, pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
+
+    def _read_to_the_end(self, deadline: float) -> None:
+        """Until every worker has closed its end, which it does by leaving."""
+        while self._channels and time.monotonic() < deadline:
+            for ready, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
+                with suppress(WorldError):
+                    self._read(ready.data)
 
     def _read(self, pid: int) -> None:
         try:
@@ -140,6 +158,7 @@ def _work(
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which stops the workers
         signal.signal(signal.SIGTERM, _leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
         die_with_parent(parent)
         observer = make_observer()
         try:
