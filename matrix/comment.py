@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matrix import sections
 from matrix import table as tables
+from matrix.markdown import Markdown, link
 from matrix.verdict import Verdict
 
 LIMIT = 65_536
@@ -13,11 +14,13 @@ NEWS = 20
 FULL_REPORT = "the job summary"
 
 
-def render(verdict: Verdict, limit: int = LIMIT) -> str:
+def render(verdict: Verdict, limit: int = LIMIT, page: str | None = None) -> str:
+    """`page` is the address of the job summary, which has the long form."""
+    full_report = link(Markdown(FULL_REPORT), page) if page else FULL_REPORT
     table = tables.build(verdict)
     return sections.fit(
         [
-            sections.verdict_line(verdict),
+            sections.verdict_line(verdict, full_report),
             *sections.news(verdict, NEWS),
             *sections.matrix(table, table.telling(COLUMNS)),
             *sections.recommended(verdict),
@@ -30,7 +33,7 @@ def render(verdict: Verdict, limit: int = LIMIT) -> str:
         ],
         limit,
         _characters,
-        FULL_REPORT,
+        full_report,
     )
 
 

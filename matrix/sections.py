@@ -99,14 +99,17 @@ def _dropped(sections: int, full_report: str) -> str:
     return f"\n… {sections} more parts left out for length; {full_report} has them.\n"
 
 
-def verdict_line(verdict: Verdict) -> Section:
+def verdict_line(verdict: Verdict, full_report: str = "") -> Section:
+    """With what it rests on and, in Markdown, where all of it can be read."""
     sign = "✓" if verdict.exit_code == 0 else "✗"
-    if verdict.compared:
+    if verdict.baseline:
+        commit = f" of commit {code(verdict.baseline.sha[:10])}" if verdict.baseline.sha else ""
         missing = f" {verdict.unmeasured} cells of it were not measured this time." if verdict.unmeasured else ""
-        basis = f"Compared with the baseline and with the known issues.{missing}"
+        basis = f"Compared with the baseline{commit} and with the known issues.{missing}"
     else:
         basis = "There is no baseline to compare with; judged by the known issues alone."
-    return Section(f"### {sign} {text(verdict.sentence)}\n\n{basis}\n\n")
+    more = f" Everything is in {full_report}." if full_report else ""
+    return Section(f"### {sign} {text(verdict.sentence)}\n\n{basis}{more}\n\n")
 
 
 def news(verdict: Verdict, limit: int) -> list[Section]:

@@ -14,7 +14,7 @@ import msgspec
 from matrix import signs
 from matrix.conventions import hold_to_one_convention
 from matrix.known_issues import KnownIssue, KnownIssues, release, versions
-from matrix.results import FAILURES, Leg, Observation, Results
+from matrix.results import FAILURES, Leg, Observation, Results, Source
 
 FailOn = Literal["regression", "unexpected", "any", "never"]
 FAIL_ON: tuple[FailOn, ...] = ("regression", "unexpected", "any", "never")
@@ -62,7 +62,7 @@ class Verdict:
     cells: tuple[Cell, ...]
     legs: tuple[JudgedLeg, ...]
     fail_on: FailOn
-    compared: bool  # whether there was a baseline
+    baseline: Source | None  # what the baseline measured; None where there is none
     gone: tuple[KnownIssue, ...]  # known issues whose cells were measured and are right
     unmeasured: int  # cells of the baseline's legs that this run did not measure
 
@@ -109,7 +109,7 @@ class Verdict:
             return f"{_number(new, 'new failure')}{self._where_new()}"
         if still := self.counts.get("still failing", 0) + self.leg_counts.get("still failing", 0):
             return f"No new failure, {_number(still, 'failure')} as in the baseline"
-        return "No new failure" if self.compared else "No unexpected failure"
+        return "No new failure" if self.baseline else "No unexpected failure"
 
     def _where_new(self) -> str:
         names = list(dict.fromkeys(cell.observation.name for cell in self.cells if cell.standing == "new failure"))
@@ -183,7 +183,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
         cells=cells,
         legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
         fail_on=fail_on,
-        compared=baseline is not None,
+        baseline=baseline.source if baseline else None,
         gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
         unmeasured=unmeasured,
     )

@@ -47,21 +47,24 @@ def comment(job: GitHubJob, wish: Wish, verdict: Verdict, agent: str, patience: 
     if isinstance(decision, activity.Skip):
         return Done(f"no comment: {decision.why}")
     target = _target(job, wish)
+    page = job.page_of(activity.measured_by(job.event, job.payload, (job.run, job.attempt))[0])
     if isinstance(target, NoPullRequest):
-        return Done(f"no comment: {target.why}", comments.render(verdict))
+        return Done(f"no comment: {target.why}", comments.render(verdict, page=page))
     if job.repository is None:
         raise UsageError("which repository? GITHUB_REPOSITORY is not set; give it as owner/name")
     if job.token is None:
-        return Done("no comment: there is no token; pass one in GITHUB_TOKEN", comments.render(verdict))
+        return Done("no comment: there is no token; pass one in GITHUB_TOKEN", comments.render(verdict, page=page))
     hub = GitHub(job.api_url, job.repository, job.token, agent, patience)
     try:
         pull = _pull_request(hub, target, verdict.results.source.pull_request)
         if pull is None:
-            return Done(f"no comment: no pull request has the commit {target.head_sha}", comments.render(verdict))
-        message = Message(_marker(job, wish, target, pull), lambda limit: comments.render(verdict, limit))
+            return Done(
+                f"no comment: no pull request has the commit {target.head_sha}", comments.render(verdict, page=page)
+            )
+        message = Message(_marker(job, wish, target, pull), lambda limit: comments.render(verdict, limit, page))
         outcome = posting.post(hub, pull.number, message, create=decision.create)
     except Forbidden as refusal:
-        return Done(f"no comment: GitHub does not allow it: {refusal}", comments.render(verdict), RECIPE)
+        return Done(f"no comment: GitHub does not allow it: {refusal}", comments.render(verdict, page=page), RECIPE)
     return Done(_told(outcome, pull.number), message.body())
 
 

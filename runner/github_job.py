@@ -41,12 +41,9 @@ class GitHubJob:
     def in_actions(self) -> bool:
         return self.run != 0
 
-    @property
-    def run_url(self) -> str | None:
-        """The page of this run, with its job summary."""
-        if not self.repository or not self.run:
-            return None
-        return f"{self.server_url}/{self.repository}/actions/runs/{self.run}"
+    def page_of(self, run: int) -> str | None:
+        """The address of a run of this repository, with its job summary."""
+        return f"{self.server_url}/{self.repository}/actions/runs/{run}" if self.repository and run else None
 
 
 def read(environment: Mapping[str, str]) -> GitHubJob:

@@ -14,7 +14,7 @@ from test_markdown import github, second
 
 from matrix import comment, summary
 from matrix.known_issues import KnownIssues, built_in
-from matrix.results import Results
+from matrix.results import Results, Source
 from matrix.verdict import Verdict, judge
 
 NONE = KnownIssues()
@@ -120,6 +120,18 @@ def test_the_summary_has_every_known_cell_and_the_comment_each_kind() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
+def test_the_comment_links_the_full_report_and_names_the_commit_of_the_baseline() -> None:
+    new = leg("2.2.2")
+    before = results([new], [observation()], source=Source(sha="0123456789abcdef"))
+    page = "https://github.example/o/r/actions/runs/7"
+    body = comment.render(judge(results([new], [observation()]), NONE, before, "regression"), page=page)
+    basis = body.splitlines()[2]
+    assert basis == (
+        "Compared with the baseline of commit `0123456789` and with the known issues. "
+        f'Everything is in <a href="{page}">the job summary</a>.'
+    )
+
+
 @pytest.mark.parametrize("limit", [comment.LIMIT, 20_000, 4_000, 1_000])
 def test_the_comment_is_cut_at_whole_rows(known: bool, limit: int) -> None:
     body = comment.render(judged(many(12, 200, known)), limit)
