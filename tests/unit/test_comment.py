@@ -94,6 +94,18 @@ def test_what_changed_against_the_baseline() -> None:
     assert "(was ⚡ crash)" in body
 
 
+def test_the_comment_links_the_full_report_and_names_the_commit_of_the_baseline() -> None:
+    new = leg("2.2.2")
+    before = results([new], [observation()], source=Source(sha="0123456789abcdef"))
+    page = "https://github.example/o/r/actions/runs/7"
+    body = comment.render(judge(results([new], [observation()]), NONE, before, "regression"), page=page)
+    basis = body.splitlines()[2]
+    assert basis == (
+        "Compared with the baseline of commit `0123456789` and with the known issues. "
+        f'Everything is in <a href="{page}">the job summary</a>.'
+    )
+
+
 def test_a_leg_without_a_result_is_told() -> None:
     failed = leg(
         None, id="torch2.6.0-ds0.19.0-py3.11-cpu", status="environment-failed", reason="build", detail="no `cc`"
@@ -120,18 +132,6 @@ def test_the_summary_has_every_known_cell_and_the_comment_each_kind() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_comment_links_the_full_report_and_names_the_commit_of_the_baseline() -> None:
-    new = leg("2.2.2")
-    before = results([new], [observation()], source=Source(sha="0123456789abcdef"))
-    page = "https://github.example/o/r/actions/runs/7"
-    body = comment.render(judge(results([new], [observation()]), NONE, before, "regression"), page=page)
-    basis = body.splitlines()[2]
-    assert basis == (
-        "Compared with the baseline of commit `0123456789` and with the known issues. "
-        f'Everything is in <a href="{page}">the job summary</a>.'
-    )
-
-
 @pytest.mark.parametrize("limit", [comment.LIMIT, 20_000, 4_000, 1_000])
 def test_the_comment_is_cut_at_whole_rows(known: bool, limit: int) -> None:
     body = comment.render(judged(many(12, 200, known)), limit)
