@@ -21,7 +21,7 @@ from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict, in_order
 
 RELEASES_ACROSS = 8
 """How many releases stand side by side before a table of cases is split."""
-CASES = 12
+CASES = 6
 """How many names of cases stand in one cell of a table."""
 MESSAGE = 240
 """Characters of a failure's message that are shown."""
@@ -270,7 +270,7 @@ def recommended(verdict: Verdict) -> list[Section]:
 def failing(verdict: Verdict, every_known: bool) -> list[Section]:
     """Every failing cell with its evidence and the command that shows it again; known ones by their issue.
 
-    Known failures that are alike share a line, with the command of the first, unless every one is asked for.
+    An issue has a line, with the evidence and the command of one of its cells, unless every known cell is asked for.
     """
     sections = []
     for standing, title in (("new failure", "New failures"), ("still failing", "Failing as in the baseline")):
@@ -284,10 +284,41 @@ def failing(verdict: Verdict, every_known: bool) -> list[Section]:
         if cell.issue:
             explained[cell.issue.id].append(cell)
             issues[cell.issue.id] = cell.issue
-    for issue in sorted(issues.values(), key=lambda issue: issue.by_design):
-        cells = explained[issue.id]
-        sections.append(_known(issue, [[cell] for cell in cells] if every_known else _by_likeness(cells)))
+    ordered = sorted(issues.values(), key=lambda issue: issue.by_design)
+    if every_known:
+        return sections + [_known(issue, explained[issue.id]) for issue in ordered]
+    for kind, by_design in _KINDS.items():
+        told = [explained[issue.id] for issue in ordered if issue.by_design == by_design]
+        if told:
+            sections.append(_known_in_brief(kind, told))
     return sections
+
+
+_KINDS = {"Known upstream": False, "By design": True}
+
+
+def _known_in_brief(kind: str, explained: Sequence[Sequence[Cell]]) -> Section:
+    title = f"{kind}: {sum(map(len, explained))} cells, explained by {len(explained)} known issues"
+    heads = ("what is known", "cells", "torch", "for example", "shown again by")
+    head = f"{markdown.folded_begin(text(title))}{markdown.table_head([Markdown(word) for word in heads])}"
+    return Section(head, Made(_issue_row, explained), markdown.FOLDED_END, rank=5)
+
+
+def _issue_row(cells: Sequence[Cell]) -> str:
+    issue, seen = cells[0].issue, cells[0].observation
+    assert issue is not None
+    rank = f", rank {seen.first_rank}" if seen.first_rank is not None else ""
+    message = f": {code(_first_line(seen), MESSAGE)}" if seen.message else ""
+    releases = _distinct(torch_label(cell.leg) for cell in cells)
+    return markdown.table_row(
+        [
+            Markdown(f"{markdown.link(text(issue.title), issue.source)}<br>{text(issue.reader)} ({code(issue.id)})"),
+            text(str(len(cells))),
+            text(_some(releases)),
+            Markdown(f"{text(signs.outcome(seen))} {code(seen.name)}, {text(signs.lane(seen.lane) + rank)}{message}"),
+            code(reproduce.command(seen, cells[0].leg), limit=2000),
+        ]
+    )
 
 
 def _block(cell: Cell) -> str:
@@ -299,30 +330,28 @@ def _block(cell: Cell) -> str:
     )
 
 
-def _known(issue: KnownIssue, groups: Sequence[Sequence[Cell]]) -> Section:
+def _known(issue: KnownIssue, cells: Sequence[Cell]) -> Section:
     kind = "By design" if issue.by_design else "Known upstream"
-    title = Markdown(f"{kind}: {text(issue.title)} ({sum(map(len, groups))})")
+    title = Markdown(f"{kind}: {text(issue.title)} ({len(cells)})")
     source = markdown.link(code(issue.source), issue.source)
     reader = f"{text(issue.reader)} Described at {source} ({code(issue.id)}).\n\n"
     heads = ("outcome", "case", "lane", "torch", "where", "first rank", "message", "shown again by")
     head = f"{markdown.folded_begin(title)}{reader}{markdown.table_head([Markdown(word) for word in heads])}"
-    return Section(head, Made(_known_row, groups), markdown.FOLDED_END, rank=6)
+    return Section(head, Made(_known_row, cells), markdown.FOLDED_END, rank=6)
 
 
-def _known_row(cells: Sequence[Cell]) -> str:
-    seen = cells[0].observation
-    releases = _distinct(_releases(cell).removeprefix("torch ") for cell in cells)
-    topologies = _distinct(cell.observation.topology for cell in cells)
+def _known_row(cell: Cell) -> str:
+    seen = cell.observation
     return markdown.table_row(
         [
             text(signs.outcome(seen)),
             code(seen.name),
             text(signs.lane(seen.lane)),
-            text(_some(releases)),
-            text(_where(seen) if len(cells) == 1 else f"{_some(topologies)}{_count(len(cells))}"),
+            text(_releases(cell).removeprefix("torch ")),
+            text(_where(seen)),
             text("" if seen.first_rank is None else str(seen.first_rank)),
             code(_first_line(seen), MESSAGE) if seen.message else Markdown(""),
-            code(reproduce.command(seen, cells[0].leg), limit=2000),
+            code(reproduce.command(seen, cell.leg), limit=2000),
         ]
     )
 
