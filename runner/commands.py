@@ -29,6 +29,7 @@ from matrix import (
     plan_document,
     planning,
     releases,
+    reproduce,
     torch_requests,
     verdict,
 )
@@ -546,7 +547,10 @@ def explain(arguments: argparse.Namespace) -> int:
     lines += ["known issues:"] if known else ["no known issues"]
     for entry in known:
         where = f"torch {entry.torch}" if entry.torch else "every torch"
+        where += f", DeepSpeed {entry.deepspeed}" if entry.deepspeed else ""
         lines += [f"  {entry.id} ({where}): {entry.title}", f"    {entry.reader}", f"    {entry.source}"]
+        if again := reproduce.of_issue(entry, arguments.case, case.lanes, case.suite in configuration.DEEPSPEED_SUITES):
+            lines.append(f"    {again}")
     print("\n".join(lines))
     return 0
 
