@@ -138,8 +138,8 @@ def of(verdict: Verdict) -> tuple[Floor, ...]:
     for cell in verdict.cells:
         if not ran(cell.observation) or cell.standing == "by design":
             continue
-        torch, deepspeed = versions(cell.leg)
-        about: list[tuple[Package, str | None]] = [("torch", torch)]
+        _, deepspeed = versions(cell.leg)
+        about: list[tuple[Package, str | None]] = [("torch", _torch_of(cell.leg))]
         if _is_about_deepspeed(cell):
             about.append(("deepspeed", deepspeed))
         for package, version in about:
@@ -239,8 +239,16 @@ def _newest_first(leg: Leg) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _can_be_had(leg: Leg) -> bool:
-    """Whether an index has both: not a checkout's version, a nightly's or a vendor's."""
-    return bool(leg.torch and _is_published(leg.torch)) and (leg.deepspeed is None or _is_published(leg.deepspeed))
+    """Whether an index has both: not a checkout's version, a nightly's, a vendor's, or a wheel of one's own."""
+    torch = _torch_of(leg)
+    own = leg.environment.kind == "current" or leg.requested.torch.endswith(".whl")
+    return not own and bool(torch and _is_published(torch)) and (leg.deepspeed is None or _is_published(leg.deepspeed))
+
+
+def _torch_of(leg: Leg) -> str | None:
+    """The release, but a vendor's build of one under its own version: `2.4.0a0` of `2.4.0a0+07cecf4168.nv24.05`."""
+    public = (leg.torch_build or "").split("+")[0]
+    return public if leg.torch and public and public != leg.torch else versions(leg)[0]
 
 
 def _is_published(version: str) -> bool:

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matrix import floors, github_matrix, markdown, plan_document, summary
+from matrix import floors, github_matrix, log_text, markdown, plan_document, summary
 from matrix.verdict import Verdict
 from runner import action_inputs, cli, github_job, workflow_commands
 from runner.action_inputs import PLAN, Inputs
 from runner.cli import CURRENT_PYTHON
 from runner.errors import Failure, UsageError
 from runner.github_job import GitHubJob
+from runner.report import BASELINE
 
 LEG_BUDGET = "50m"
 """What a leg is given where the input `budget` is empty."""
@@ -76,7 +77,7 @@ class Action:
             return error.exit_code
         for leg in document.legs:
             where = leg.problem or f"on {json.dumps(leg.runs_on)}"
-            print(markdown.plain(f"{leg.id}  lanes {', '.join(leg.lanes)}  {where}"))
+            print(log_text.safe(f"{leg.id}  lanes {', '.join(leg.lanes)}  {where}"))
         out = Path(self.inputs.out)
         out.mkdir(parents=True, exist_ok=True)
         (out / PLAN).write_bytes(plan_document.encode(document))
@@ -111,7 +112,12 @@ class Action:
 
     def _comment(self) -> None:
         """A comment that cannot be posted is said to be missing; it is no fault of what was measured."""
-        cli.main(action_inputs.comment(self.inputs, self.inputs.out), say=_warning)
+        # What it was compared with: looked for again, the baseline could be another by now.
+        inputs = self.inputs
+        if inputs.baseline == "auto":
+            kept = Path(inputs.out) / BASELINE
+            inputs = replace(inputs, baseline=str(kept) if kept.exists() else "none")
+        cli.main(action_inputs.comment(inputs, self.inputs.out), say=_warning)
 
     def _output(self, values: Mapping[str, str]) -> None:
         if self.job.output:

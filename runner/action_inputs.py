@@ -6,6 +6,7 @@ what `sp-compat.yml` says.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from typing import Literal
 
 from matrix.activity import MODES
 from matrix.marker import is_comment_id
+from runner import cli
 from runner.errors import UsageError
 
 PREFIX = "SP_COMPAT_INPUT_"
@@ -59,6 +61,11 @@ def read(environment: Mapping[str, str]) -> Inputs:
         raise UsageError(
             f"comment-id: found {inputs.comment_id!r}; write letters, digits, '.', '_' and '-', 64 of them at most"
         )
+    if inputs.budget:
+        try:
+            cli.duration(inputs.budget)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"budget: {error}") from None
     if inputs.tests:
         raise UsageError("tests: this version of sp-compat cannot run own tests; leave the input empty")
     for name, command, what in (

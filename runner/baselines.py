@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from matrix import activity
 from matrix.activity import HeadTarget
-from matrix.ancestry import TRUSTED, CommonAncestor, Start, start_of
+from matrix.ancestry import TRUSTED, Commit, CommonAncestor, Start, start_of
 from matrix.results import InvalidResults, Results, decode
 from runner import commenting
 from runner.errors import Failure, UsageError
@@ -30,6 +30,8 @@ ASKED_ONE_BY_ONE = 20
 """Of the nearest commits runs are asked for by commit: those of a merge queue are on no branch that stays."""
 RUNS = 200
 """How many runs of the branch are looked through for the others."""
+IN_PART = 5
+"""How many runs with a leg that was lost are passed over for an older one without."""
 ARCHIVE_BYTES = 512 * 2**20
 
 
@@ -65,14 +67,30 @@ def _find(hub: GitHub, job: GitHubJob, comment_id: str) -> Baseline:
     workflow = hub.run(measuring).workflow
     sha = hub.merge_base(start.base, start.head) if isinstance(start, CommonAncestor) else start.sha
     refused = ""
+    in_part: list[Baseline] = []
     for run, artifact in _candidates(hub, workflow, sha, start.branch, comment_id):
         try:
             results = _results_in(hub.archive(artifact.id, ARCHIVE_BYTES))
         except (UsageError, TooLarge) as failure:
             refused = f"; {artifact.name} of {run.url} is of no use: {failure}"
             continue
-        return Baseline(results, f"the baseline is {run.url}, of commit {run.head_sha[:10]}")
+        found = Baseline(results, f"the baseline is {run.url}, of commit {run.head_sha[:10]}")
+        if _is_whole(results):
+            return found
+        in_part.append(found)
+        if len(in_part) == IN_PART:
+            break
+    if in_part:
+        return in_part[0]
     return Baseline(None, f"no baseline: no completed run has measured commit {sha[:10]} or one before it{refused}")
+
+
+def _is_whole(results: Results) -> bool:
+    """Whether every leg came to an end: what a lost runner did not measure would otherwise count as never failing."""
+    return all(
+        leg.status == "completed" or (leg.status == "environment-failed" and leg.reason != "machine")
+        for leg in results.legs
+    )
 
 
 def _start(hub: GitHub, job: GitHubJob) -> Start | None:
@@ -80,7 +98,8 @@ def _start(hub: GitHub, job: GitHubJob) -> Start | None:
     if not isinstance(target, HeadTarget):
         return start_of(job.event, job.payload, job.sha, job.ref)
     pull = commenting.pull_request_of(hub, target)
-    return CommonAncestor(pull.base_sha, target.head_sha, pull.base_ref) if pull else None
+    # The base that the run's merge was made of: what others have merged since the branch began is not its doing.
+    return Commit(pull.base_sha, pull.base_ref) if pull else None
 
 
 def _candidates(

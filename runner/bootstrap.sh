@@ -52,7 +52,8 @@ install it (apt-get install python3 python3-venv), or put actions/setup-python b
         "$venv/bin/python" -I -m ensurepip && "$venv/bin/python" -I -m pip install --quiet --no-compile "$here"
       fi
   ) >"$log" 2>&1; then
-    sed 's/^/    /' "$log" >&2
+    # Not at the beginning of a line, where the runner would take it for a command.
+    sed -e 's/^/  | /' -e 's/##\[/# #[/g' "$log" >&2
     refuse "sp-compat cannot be installed with Python $version; the reason is above"
   fi
   touch "$venv/complete"

@@ -99,9 +99,9 @@ examples:
 
 
 def say(sentence: str) -> None:
-    from matrix import markdown
+    from matrix import log_text
 
-    print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+    print(f"sp-compat: {log_text.safe(sentence)}", file=sys.stderr)
 
 
 def main(

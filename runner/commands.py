@@ -24,7 +24,7 @@ from matrix import (
     deepspeed_requests,
     floors,
     known_issues,
-    markdown,
+    log_text,
     marker,
     plan_document,
     planning,
@@ -95,6 +95,9 @@ def plan(arguments: argparse.Namespace) -> int:
         work = _Work.begin(progress)
         planned, _ = _plan(arguments, config, description, work)
         ready = {leg.id: work.environments.is_ready(leg) for leg in planned.legs}
+    if arguments.runners == "cpu":
+        # The configuration is of the code that is not trusted, and may name any runner for it.
+        config = replace(config, runners=configuration.default(description).runners)
     if arguments.json:
         print(plan_document.encode(plan_document.document(planned, config, ready)).decode())
         return 0
@@ -102,7 +105,7 @@ def plan(arguments: argparse.Namespace) -> int:
         state = leg.problem or ("environment ready" if ready[leg.id] else "environment to be built")
         if config.environment == planning.CURRENT and not leg.problem:
             state = "the interpreter as it is"
-        print(markdown.plain(f"{leg.id}  lanes {', '.join(leg.lanes)}  suites {', '.join(config.suites)}  {state}"))
+        print(log_text.safe(f"{leg.id}  lanes {', '.join(leg.lanes)}  suites {', '.join(config.suites)}  {state}"))
     return 0
 
 
@@ -133,7 +136,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
             )
             results = msgspec.structs.replace(session.run(planned), source=_source(progress))
             judged = verdict.judge(results, issues, baseline, _fail_on(config))
-            _write_outputs(directory, judged)
+            _write_outputs(directory, judged, _found(arguments, baseline))
             progress.close()
             _show(judged, directory, arguments.json)
             sys.stdout.flush()
@@ -387,7 +390,7 @@ def report(arguments: argparse.Namespace) -> int:
     first: Path = arguments.paths[0]
     directory = arguments.out or (first if first.is_dir() else first.parent)
     with output_directory(directory.absolute()):
-        _write_outputs(directory, judged)
+        _write_outputs(directory, judged, _found(arguments, baseline))
     _show(judged, directory, arguments.json)
     sys.stdout.flush()
     arguments.concluded(judged, directory)
@@ -403,7 +406,7 @@ def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
         except UsageError as error:
             refused.append(str(error))
     for sentence in refused:
-        print(f"sp-compat: {markdown.plain(sentence)}", file=sys.stderr)
+        print(f"sp-compat: {log_text.safe(sentence)}", file=sys.stderr)
     nothing = Results(
         generated_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         tool=Tool(version=program_version()),
@@ -414,9 +417,9 @@ def _results_of_plan(paths: Sequence[Path], plan: Plan) -> Results:
     return with_lost_legs(results_files.together(documents) if documents else nothing, plan)
 
 
-def _write_outputs(directory: Path, judged: Verdict) -> None:
+def _write_outputs(directory: Path, judged: Verdict, found: Results | None) -> None:
     try:
-        outputs.write_outputs(directory, judged)
+        outputs.write_outputs(directory, judged, found)
     except OSError as error:
         raise MachineError(
             f"the report cannot be written to {directory}: {error.strerror}; "
@@ -456,8 +459,13 @@ def _baseline(arguments: argparse.Namespace) -> Results | None:
     from runner import baselines  # imports the client of GitHub, which takes its time
 
     found = baselines.find(github_job.read(os.environ), _comment_id(arguments), _agent())
-    print(f"sp-compat: {markdown.plain(found.sentence)}", file=sys.stderr)
+    print(f"sp-compat: {log_text.safe(found.sentence)}", file=sys.stderr)
     return found.results
+
+
+def _found(arguments: argparse.Namespace, baseline: Results | None) -> Results | None:
+    """The baseline that had to be looked for: another search could find another."""
+    return baseline if arguments.baseline == "auto" else None
 
 
 def _comment_id(arguments: argparse.Namespace) -> str:
@@ -510,11 +518,11 @@ def comment(arguments: argparse.Namespace) -> int:
     if done.body is not None:
         with output_directory(directory.absolute()):
             outputs.write_whole(directory / "comment.md", done.body.encode())
-    print(markdown.plain(done.sentence))
+    print(log_text.safe(done.sentence))
     if done.recipe and job.in_actions:
         print(workflow_commands.command("notice", done.recipe, title="sp-compat"))
     elif done.recipe:
-        print(markdown.plain(done.recipe))
+        print(log_text.safe(done.recipe))
     return 0
 
 
@@ -596,7 +604,7 @@ def measure_deepspeed(arguments: argparse.Namespace) -> int:
                 table = table.with_measurements([measurement])
                 if arguments.table:
                     arguments.table.write_text(deepspeed_releases.with_measured(text, table), "utf-8")
-                print(markdown.plain(_described(measurement)), flush=True)
+                print(log_text.safe(_described(measurement)), flush=True)
     return 0
 
 

@@ -20,7 +20,9 @@ from github import Auth, BadAttributeException, Github, GithubException, GithubR
 from github.Artifact import Artifact as GithubArtifact
 from github.PaginatedList import PaginatedList
 from github.WorkflowRun import WorkflowRun
+from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
+from urllib3.util import Retry
 
 from runner.errors import Failure, MachineError, UsageError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from github.IssueComment import IssueComment
     from github.PullRequest import PullRequest as GithubPullRequest
 
+DOWNLOAD = Retry(total=4, backoff_factor=1.0, status_forcelist=[500, 502, 503, 504])
 SECONDS = 30
 """Until a connection or an answer counts as lost."""
 
@@ -275,6 +278,8 @@ def _downloaded(url: str, limit: int) -> bytes:
     content = bytearray()
     with requests.Session() as session:
         session.auth = lambda request: request  # nor what a .netrc has
+        session.mount("https://", HTTPAdapter(max_retries=DOWNLOAD))
+        session.mount("http://", HTTPAdapter(max_retries=DOWNLOAD))
         with session.get(url, stream=True, timeout=SECONDS) as response:
             response.raise_for_status()
             for piece in response.iter_content(2**16):

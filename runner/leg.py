@@ -107,6 +107,7 @@ class Record:
         self.process: Process | None = None
         self.observations: list[Observation] = []
         self.finished = False
+        self.machine: str | None = None  # why the suite holds the machine to be at fault
         self.unreadable: str | None = None
 
     def read(self) -> int:
@@ -132,6 +133,8 @@ class Record:
             elif "observation" in content:
                 whole = _printable({**content["observation"], "leg": self._leg, "known_issue": None})
                 self.observations.append(msgspec.convert(whole, Observation))
+            elif "machine" in content:
+                self.machine = str(content["machine"]["sentence"])
             elif "finished" in content:
                 self.finished = True
         except (ValueError, TypeError, AttributeError) as error:
@@ -262,6 +265,8 @@ class LegRun:
             return "cancelled", None, f"{processes.cancellation.reason} {so_far}"
         if self._stopped:
             return "timed-out", None, f"{self._stopped} {so_far}"
+        if self.record.machine:
+            return "environment-failed", "machine", f"{self.record.machine.splitlines()[0]} {so_far}"
         if self.record.unreadable:
             return "environment-failed", "import", f"the suite wrote a {self.record.unreadable}"
         if self.record.finished or ended.status == NOTHING_SELECTED:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from matrix import markdown
+from matrix import log_text
 from matrix.plan import LegPlan
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Progress:
     def write(self, text: str) -> None:
         if not self._quiet:
             with self._lock:
-                self._print(markdown.plain(text))
+                self._print(log_text.safe(text))
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")
@@ -171,7 +171,7 @@ class _Bar(Activity):
         self.task = task
 
     def say(self, text: str) -> None:
-        self._bars.update(self.task, state=markdown.plain(text))
+        self._bars.update(self.task, state=log_text.safe(text))
 
     def progressed(self, amount: tuple[float, float]) -> bool:
         done, known = amount

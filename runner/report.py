@@ -6,18 +6,24 @@ import os
 from pathlib import Path
 
 from matrix import comment, results, summary
+from matrix.results import Results
 from matrix.verdict import Verdict
 from runner import junit
 
+BASELINE = "baseline.json"
+"""What was found to compare with, kept beside what was compared."""
 
-def write_outputs(directory: Path, verdict: Verdict) -> tuple[Path, ...]:
-    """Writes results.json, comment.md, summary.md and junit.xml, each whole or not at all."""
+
+def write_outputs(directory: Path, verdict: Verdict, baseline: Results | None = None) -> tuple[Path, ...]:
+    """Writes results.json, comment.md, summary.md, junit.xml and the baseline, each whole or not at all."""
     contents = {
         "results.json": results.encode(verdict.results),
         "comment.md": comment.render(verdict).encode(),
         "summary.md": summary.render(verdict).encode(),
         "junit.xml": junit.render(verdict),
     }
+    if baseline is not None:
+        contents[BASELINE] = results.encode(baseline)
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_whole(directory / name, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -15,15 +14,13 @@ from rich.text import Text
 from matrix import markdown, reproduce, signs
 from matrix import table as tables
 from matrix.known_issues import KnownIssue
+from matrix.log_text import safe
 from matrix.table import Column, Row, Table
 from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict
 
 # What a reader of a log file can be expected to have, where there is no terminal to ask.
 PLAIN_WIDTH = 160
 MESSAGE = 240
-
-# GitHub's runner, and others, take these for commands wherever they stand in what a step prints.
-_WORKFLOW_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def show(verdict: Verdict, stream: TextIO) -> None:
@@ -39,7 +36,7 @@ def show(verdict: Verdict, stream: TextIO) -> None:
     for line in (*_legs(verdict), *_unexpected(verdict), *_fixed(verdict), *_explained(verdict), *_gone(verdict)):
         _say(console, line)
     style = "bold green" if verdict.exit_code == 0 else "bold red"
-    _say(console, Text(_safe(verdict.sentence), style=style))
+    _say(console, Text(safe(verdict.sentence), style=style))
 
 
 def _grids(table: Table, suite: str, lane: str, columns: Sequence[Column], width: int) -> Iterator[Grid]:
@@ -61,12 +58,12 @@ def _as_many_as_fit(table: Table, rows: Sequence[Row], columns: Sequence[Column]
 
 
 def _grid(table: Table, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Grid:
-    grid = Grid(title=Text(_safe(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Grid(title=Text(safe(title)), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("case", overflow="fold")
     for row in rows:
-        grid.add_column(Text(_safe(_head(row))), overflow="fold")
+        grid.add_column(Text(safe(_head(row))), overflow="fold")
     for column in columns:
-        grid.add_row(Text(_safe(column.case)), *(_entry(table, row, column) for row in rows))
+        grid.add_row(Text(safe(column.case)), *(_entry(table, row, column) for row in rows))
     return grid
 
 
@@ -93,7 +90,7 @@ def _leg(judged: JudgedLeg) -> Text:
     known = f" (known: {judged.issue.id})" if judged.issue else ""
     detail = f": {leg.detail}" if leg.detail else ""
     log = f" [{leg.log}]" if leg.log else ""
-    return Text(_safe(f"leg {leg.id}: {signs.status(leg)}{known}{detail}{log}"), style=signs.STATUSES[leg.status].style)
+    return Text(safe(f"leg {leg.id}: {signs.status(leg)}{known}{detail}{log}"), style=signs.STATUSES[leg.status].style)
 
 
 def _unexpected(verdict: Verdict) -> Iterator[Text]:
@@ -103,7 +100,7 @@ def _unexpected(verdict: Verdict) -> Iterator[Text]:
         if cells:
             yield Text(f"\n{title}: {len(cells)}", style="bold red")
         for cell in cells:
-            yield Text(_safe(f"  {_what(cell)}{_evidence(cell)}"))
+            yield Text(safe(f"  {_what(cell)}{_evidence(cell)}"))
             yield Text(f"    {_command(cell)}", style="dim")
 
 
@@ -113,7 +110,7 @@ def _fixed(verdict: Verdict) -> Iterator[Text]:
         yield Text(f"\nFixed: {len(cells)}", style="bold green")
     for cell in cells:
         was = f", was {signs.OUTCOMES[cell.was.outcome]}" if cell.was else ""
-        yield Text(_safe(f"  {_what(cell)}{was}"))
+        yield Text(safe(f"  {_what(cell)}{was}"))
 
 
 def _explained(verdict: Verdict) -> Iterator[Text]:
@@ -127,9 +124,9 @@ def _explained(verdict: Verdict) -> Iterator[Text]:
     for issue in sorted(issues.values(), key=lambda issue: issue.by_design):
         cells = by_issue[issue.id]
         kind = "By design" if issue.by_design else "Known upstream"
-        yield Text(_safe(f"\n{kind}, {len(cells)} cell{'' if len(cells) == 1 else 's'}: {issue.title}"), style="bold")
-        yield Text(_safe(f"  {issue.reader}"))
-        yield Text(_safe(f"  {issue.id}, {issue.source}"))
+        yield Text(safe(f"\n{kind}, {len(cells)} cell{'' if len(cells) == 1 else 's'}: {issue.title}"), style="bold")
+        yield Text(safe(f"  {issue.reader}"))
+        yield Text(safe(f"  {issue.id}, {issue.source}"))
         yield from _of_each_case(cells)
 
 
@@ -140,7 +137,7 @@ def _of_each_case(cells: Sequence[Cell]) -> Iterator[Text]:
     for (name, lane, outcome), alike in groups.items():
         releases = list(dict.fromkeys(tables.torch_label(cell.leg) for cell in alike))
         count = f" ({len(alike)} cells)" if len(alike) > 1 else ""
-        yield Text(_safe(f"  {outcome} {name}, {signs.lane(lane)}, torch {', '.join(releases)}{count}"))
+        yield Text(safe(f"  {outcome} {name}, {signs.lane(lane)}, torch {', '.join(releases)}{count}"))
         yield Text(f"    {_command(alike[0])}", style="dim")
 
 
@@ -148,7 +145,7 @@ def _gone(verdict: Verdict) -> Iterator[Text]:
     if verdict.gone:
         yield Text("\nKnown issues that no longer show in what was measured:", style="bold")
     for issue in verdict.gone:
-        yield Text(_safe(f"  {issue.id}: {issue.title}"))
+        yield Text(safe(f"  {issue.id}: {issue.title}"))
 
 
 def _what(cell: Cell) -> str:
@@ -173,14 +170,9 @@ def _evidence(cell: Cell) -> str:
 
 
 def _command(cell: Cell) -> str:
-    return _safe(reproduce.command(cell.observation, cell.leg))
+    return safe(reproduce.command(cell.observation, cell.leg))
 
 
 def _say(console: Console, line: Text) -> None:
     # Not wrapped: a command is copied as it stands, and no piece of a message may come to begin a line.
     console.print(line, soft_wrap=True)
-
-
-def _safe(text: str) -> str:
-    """Text from outside can neither steer the terminal nor be taken for a command by a CI service's log."""
-    return _WORKFLOW_COMMAND.sub(lambda found: f"{found[0][:-1]}\u2060{found[0][-1]}", markdown.plain(text))

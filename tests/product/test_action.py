@@ -143,11 +143,14 @@ def test_a_plan_tells_the_workflow_its_jobs(job: Job) -> None:
 
 @pytest.mark.parametrize(("repository", "classes"), [("org/project", {"cpu", "nccl"}), ("fork/project", {"cpu"})])
 def test_code_of_a_fork_gets_no_leg_on_a_gpu_runner(job: Job, repository: str, classes: set[str]) -> None:
-    (job.workspace / "sp-compat.yml").write_text("runners: {nccl: gpu}\n")
+    (job.workspace / "sp-compat.yml").write_text("runners: {cpu: gpu, nccl: gpu}\n")
     job.event("pull_request", pull_request_of(repository))
     step = job.step(command="plan", torch=TORCH, suites="loss")
 
-    assert {leg["leg"].rpartition("-")[2] for leg in json.loads(step.outputs["matrix"])["include"]} == classes
+    legs = json.loads(step.outputs["matrix"])["include"]
+    assert {leg["leg"].rpartition("-")[2] for leg in legs} == classes
+    # Its own configuration does not choose its runners either.
+    assert {str(leg["runs-on"]) for leg in legs} == ({"gpu"} if "nccl" in classes else {"ubuntu-latest"})
     assert ("trusted with the GPU runners" in step.err) == ("nccl" not in classes)
 
 
@@ -158,6 +161,7 @@ def test_code_of_a_fork_gets_no_leg_on_a_gpu_runner(job: Job, repository: str, c
         ({"environment": "current"}, 2, "--runners plans legs for other jobs"),
         ({"directory": "nowhere"}, 2, "directory: nowhere cannot be entered: No such file or directory"),
         ({"tests": "tests/sp"}, 2, "tests: this version of sp-compat cannot run own tests"),
+        ({"budget": "50"}, 2, "budget: found '50'; write a time with its unit"),
         ({"torch": "two"}, 2, "--torch: torch 'two' is not understood"),
     ],
 )

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from results_examples import crash, leg, results
 
-from matrix.results import Results, encode
+from matrix.results import Leg, Results, encode
 from runner import baselines, cli, github_job
 from runner.baselines import Baseline
 from runner.github import Patience
@@ -99,6 +100,22 @@ def test_what_is_no_baseline(stand_in: StandIn, tmp_path: Path) -> None:
     baseline = found(stand_in, tmp_path, "pull_request", github_jobs.pull_request_event(pull), sha=head)
     assert baseline.results is None
     assert baseline.sentence == f"no baseline: no completed run has measured commit {base[:10]} or one before it"
+
+
+def test_a_run_that_lost_a_leg_is_passed_over_for_an_older_one_that_did_not(stand_in: StandIn, tmp_path: Path) -> None:
+    first, second, head = stand_in.state.line(3)
+    lost = replace_leg(document("a leg was lost"), leg("2.2.2", status="cancelled"))
+    run = stand_in.state.run(second)
+    stand_in.state.artifact(run, "sp-compat-results-1", {"results.json": encode(lost)})
+    pull = stand_in.state.pull(head, second)
+    event = github_jobs.pull_request_event(pull)
+    assert name_of(found(stand_in, tmp_path, "pull_request", event, sha=head)) == "a leg was lost"
+    measured(stand_in, first, "whole")
+    assert name_of(found(stand_in, tmp_path, "pull_request", event, sha=head)) == "whole"
+
+
+def replace_leg(measured: Results, other: Leg) -> Results:
+    return msgspec.structs.replace(measured, legs=[other])
 
 
 def test_of_several_attempts_the_last(stand_in: StandIn, tmp_path: Path) -> None:

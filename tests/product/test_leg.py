@@ -154,6 +154,13 @@ def test_a_suite_that_crashes_keeps_what_it_observed(bench: Bench) -> None:
     assert len(result.observations) == 1
 
 
+def test_a_machine_that_cannot_run_the_suite_is_no_fault_of_the_change(bench: Bench) -> None:
+    result = bench.run('record.process()\nrecord.raw(\'{"machine": {"sentence": "no ranks"}}\\n\')\nos._exit(3)')
+
+    assert (result.leg.status, result.leg.reason) == ("environment-failed", "machine")
+    assert result.leg.detail == "no ranks after 0 of 2 observations"
+
+
 def test_a_line_that_was_not_written_to_its_end_does_no_harm(bench: Bench) -> None:
     body = 'record.process()\nrecord.observation()\nrecord.raw(\'{"observation": {"lane": \')\nos.kill(os.getpid(), 9)'
 

@@ -27,7 +27,7 @@ from spsuite.observation import SUITES, Observation, Observer, Record
 from spsuite.process import count_gpus, describe_process
 from spsuite.selection import Cell, Selection
 from spsuite.topology import TopologyError, default_topologies, parse_topology
-from spsuite.workers import Workers, default_count
+from spsuite.workers import WorkerLost, Workers, default_count
 from spsuite.world import WorldError, WorldKind
 
 
@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _CELLS = pytest.StashKey[List[Cell]]()
 _OBSERVED = pytest.StashKey[List[Observation]]()
+_RECORD = pytest.StashKey[Record]()
 
 
 def _cells(config: pytest.Config) -> List[Cell]:
@@ -125,6 +126,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     config = request.config
     path = config.getoption("--sp-observations")
     record = Record(Path(path) if path else None)
+    config.stash[_RECORD] = record
     record.write("process", describe_process(len(config.stash[_CELLS])))
     cells = [item.callspec.params["cell"] for item in request.session.items if _measures(item)]
     lanes = sorted({cell.lane for cell in cells})
@@ -151,7 +153,9 @@ def observation(cell: Cell, workers: Workers, pytestconfig: pytest.Config) -> Ob
     """What the cell did, already written down."""
     try:
         observed = workers.observation(cell)
-    except WorldError as error:  # every other case would wait for it again
+    except (WorldError, WorkerLost) as error:  # every other case would wait for it again
+        if isinstance(error, WorldError):
+            pytestconfig.stash[_RECORD].write("machine", {"sentence": str(error)})
         pytest.exit(str(error), returncode=pytest.ExitCode.INTERNAL_ERROR)
     pytestconfig.stash[_OBSERVED].append(observed)
     return observed

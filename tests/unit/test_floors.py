@@ -13,7 +13,7 @@ from results_examples import any_results, leg, observation, results, three_relea
 from matrix import floors, releases
 from matrix.floors import Floor
 from matrix.known_issues import KnownIssues, built_in
-from matrix.results import Project, Results
+from matrix.results import EnvironmentRecord, Project, Requested, Results
 from matrix.verdict import Verdict, judge
 
 PATCHES = [patch for entry in releases.bundled().releases for patch in entry.patches]
@@ -123,9 +123,25 @@ def test_the_recommended_pair_is_the_newest_of_those_with_the_most_right() -> No
     assert (best.install, best.right, best.measured) == ("pip install torch==2.6.0", 1, 1)
 
 
-def test_nothing_is_recommended_that_an_index_does_not_have() -> None:
-    vendor = leg("2.4.0a0+07cecf4168.nv24.05", id="vendor")
-    assert floors.recommendation(judged(results([vendor], [observation(leg="vendor")]))) is None
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"torch_build": "2.4.0a0+07cecf4168.nv24.05"},
+        {"environment": EnvironmentRecord(kind="current")},
+        {"requested": Requested(torch="dist/torch-2.4.0-cp311-cp311-linux_x86_64.whl", deepspeed="none")},
+        {"deepspeed": "0.19.9+abc1234"},
+        {"torch": "2.16.0.dev20261130", "torch_build": "2.16.0.dev20261130+cpu"},
+    ],
+)
+def test_nothing_is_recommended_that_an_index_does_not_have(changes: dict[str, object]) -> None:
+    own = leg(**{"torch": "2.4.0", "id": "own", **changes})  # type: ignore[arg-type]
+    assert floors.recommendation(judged(results([own], [observation(leg="own")]))) is None
+
+
+def test_a_vendors_build_says_nothing_of_the_release() -> None:
+    vendor = leg("2.4.0", id="vendor", torch_build="2.4.0a0+07cecf4168.nv24.05")
+    (floor,) = floors.of(judged(results([vendor], [observation(leg="vendor")])))
+    assert (floor.right, floor.requirement) == (("2.4.0a0",), None)
 
 
 @given(any_results())

@@ -35,6 +35,10 @@ def default_count(lanes: Sequence[str]) -> int:
     return 1 if "nccl" in lanes else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
+class WorkerLost(RuntimeError):
+    """A worker ended before it had made its observations."""
+
+
 class Workers:
     """`count` processes that observe `cells`, from the first to the last. `close` ends them.
 
@@ -59,11 +63,11 @@ class Workers:
             raise
 
     def observation(self, cell: Cell) -> Observation:
-        """What was observed, once it is there. Raises WorldError when it never will be."""
+        """What was observed, once it is there. Raises WorldError or WorkerLost when it never will be."""
         key = _key(cell)
         while key not in self._observed:
             if not self._channels:
-                raise WorldError(f"the process that was to observe {key} ended before it had")
+                raise WorkerLost(f"the process that was to observe {key} ended before it had")
             for ready, _ in self._selector.select():
                 self._read(ready.data)
         return self._observed.pop(key)
@@ -106,7 +110,7 @@ class Workers:
         """Until every worker has closed its end, which it does by leaving."""
         while self._channels and time.monotonic() < deadline:
             for ready, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
-                with suppress(WorldError):
+                with suppress(WorldError, WorkerLost):
                     self._read(ready.data)
 
     def _read(self, pid: int) -> None:
@@ -117,7 +121,7 @@ class Workers:
         if message is None:
             self._forget(pid)
         elif "error" in message:
-            raise WorldError(message["error"])
+            raise (WorldError if message["machine"] else WorkerLost)(message["error"])
         else:
             self._observed[message["cell"]] = message["observation"]
 
@@ -175,12 +179,13 @@ def _work(
         code = 0
     except WorldError as error:
         with suppress(OSError):
-            send(channel, {"error": str(error)})
+            send(channel, {"error": str(error), "machine": True})
     except SystemExit:
         code = 0
     except BaseException:
         with suppress(OSError):
-            send(channel, {"error": f"the process that makes observations failed\n{traceback.format_exc()}"})
+            said = f"the process that makes observations failed\n{traceback.format_exc()}"
+            send(channel, {"error": said, "machine": False})
     finally:
         os._exit(code)
 
