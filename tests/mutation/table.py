@@ -409,6 +409,7 @@ COLLECTIVES = [
         "forward",
         contiguous=True,
         dtype="float32",
+        topology=_CONTIGUOUS,
         says="in the second step",
     ),
     _collective(
@@ -427,6 +428,7 @@ COLLECTIVES = [
         ("crash", "hang", "wrong", "nan", "died"),
         contiguous=True,
         dtype="float32",
+        topology=_CONTIGUOUS,
         says="in the second step",
     ),
     _collective(

@@ -39,7 +39,8 @@ class Suite:
         return world_of_case(cell.case)
 
     def steps(self, cell: Cell) -> int:
-        return cell.steps
+        """What a function of torch keeps does not depend on how the ranks are cut: two on contiguous groups alone."""
+        return cell.steps if cell.topology.name.endswith("-contiguous") else 1
 
     def measure(self, me: Rank, cell: Cell, task: Task) -> Report:
         group = group_of(me, cell)
