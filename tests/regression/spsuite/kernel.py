@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from pathlib import Path
 from typing import Iterable, List, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
@@ -45,24 +44,33 @@ def activity(pids: Iterable[int]) -> Activity:
     for pid in pids:
         for task in _tasks(pid):
             try:
-                state = (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                nanoseconds += int((task / "schedstat").read_text().split()[0])
+                state = _read(f"{task}/stat").rsplit(b")", 1)[1].split(None, 1)[0]
+                nanoseconds += int(_read(f"{task}/schedstat").split(None, 1)[0])
             except (OSError, IndexError, ValueError):
                 continue
-            running = running or state in ("R", "D")
+            running = running or state in (b"R", b"D")
     return Activity(running, nanoseconds)
 
 
 def seconds_without_processor(pid: int) -> float:
     """How long this process's main thread has been ready to run while others had the processors."""
     try:
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 
 
-def _tasks(pid: int) -> List[Path]:
+def _tasks(pid: int) -> List[str]:
     try:
-        return list(Path(f"/proc/{pid}/task").iterdir())
+        return [entry.path for entry in os.scandir(f"/proc/{pid}/task")]
     except OSError:
         return []
+
+
+def _read(path: str) -> bytes:
+    """One read is the whole of such a file. (`pathlib` takes longer than the kernel, a thousand times in a second.)"""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
