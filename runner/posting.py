@@ -55,8 +55,8 @@ def post(
 
     Errors: those of `GitHub`, `Forbidden` above all.
     """
+    hub.pull_request(number)  # that there is none is said better of it than of its comments
     for _ in range(ROUNDS):
-        pull = hub.pull_request(number)
         ours = _ours(hub, number, message.marker)
         if not ours and not create:
             return Outcome("left", why="there is nothing that was asked to be told, and no comment yet")
@@ -67,7 +67,7 @@ def post(
         kept = _only_one(hub, number, ours, made)
         if kept == made:
             return Outcome("created", kept.url)
-        if outcome := _update(hub, pull, kept, message):
+        if outcome := _update(hub, number, kept, message):
             return outcome
     return Outcome("left", why="others delete the comment as often as it is written")
 
@@ -114,14 +114,15 @@ def _only_one(hub: GitHub, number: int, ours: Sequence[Comment], made: Comment |
     return oldest
 
 
-def _update(hub: GitHub, pull: PullRequest, comment: Comment, message: Message) -> Outcome | None:
+def _update(hub: GitHub, number: int, comment: Comment, message: Message) -> Outcome | None:
     """None where the comment has gone in the meantime.
 
-    It is read just before it is written, and once more after that: what an older run of the same commit has written in
-    between is written over.
+    The comment and the pull request's head are read just before it is written, for a rate limit may have taken minutes,
+    and once more after that: what an older run of the same commit has written in between is written over.
     """
     for attempt in range(ROUNDS):
-        now = hub.comment(pull.number, comment.id)
+        pull = hub.pull_request(number)
+        now = hub.comment(number, comment.id)
         if now is None:
             return None
         theirs = markers.parse(now.body)
@@ -130,7 +131,7 @@ def _update(hub: GitHub, pull: PullRequest, comment: Comment, message: Message) 
         if theirs and not message.marker.may_write_over(theirs, pull.head_sha):
             return Outcome("left", now.url, _why_left(message.marker, pull))
         try:
-            _written(message, lambda body: hub.update_comment(pull.number, comment.id, body))
+            _written(message, lambda body: hub.update_comment(number, comment.id, body))
         except NotFound:
             return None
     return Outcome("left", comment.url, "others write it as often as this run does")
