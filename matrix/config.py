@@ -161,7 +161,15 @@ class Options:
 
 def parse(text: str, name: str, suite: Suite) -> Config:
     """The configuration in a file of that name; an empty text gives the defaults."""
-    return _checked(_laid_over(_embedded(), text, name), suite)
+    config = _laid_over(_embedded(), text, name)
+    if config.environment == "current":
+        for key in ("torch", "deepspeed"):
+            if key in config.origins:
+                raise ConfigError(
+                    f"{config.origin(key)}: `environment: current` measures the torch and the DeepSpeed that the "
+                    f"interpreter has; leave out {key}"
+                )
+    return _checked(config, suite)
 
 
 def default(suite: Suite) -> Config:

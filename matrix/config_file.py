@@ -152,7 +152,7 @@ def _world_size(value: _Value) -> int:
 def _whole_number(value: _Value, node: Node, allowed: str) -> int:
     if not (_is(node, INTEGER) and node.value.isdecimal()):
         value.refuse(node, allowed)
-    return int(node.value)
+    return int(node.value[:20])  # as far as any number that means something; Python refuses thousands of digits
 
 
 def _topologies(value: _Value) -> tuple[str, ...]:

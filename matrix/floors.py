@@ -241,7 +241,7 @@ def _newest_first(leg: Leg) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _can_be_had(leg: Leg) -> bool:
     """Whether an index has both: not a checkout's version, a nightly's, a vendor's, or a wheel of one's own."""
     torch = _torch_of(leg)
-    own = leg.environment.kind == "current" or leg.requested.torch.endswith(".whl")
+    own = leg.torch is None or leg.environment.kind == "current" or leg.requested.torch.endswith(".whl")
     return not own and bool(torch and _is_published(torch)) and (leg.deepspeed is None or _is_published(leg.deepspeed))
 
 

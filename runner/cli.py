@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import re
 import signal
@@ -115,6 +117,9 @@ def main(
     `concluded` is told the verdict, and the directory that the report was written to, of a command that has one;
     `say` is told in one sentence why a command cannot be run.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe that is not of UTF-8 has not every sign
+            stream.reconfigure(errors="backslashreplace")
     try:
         namespace = parser().parse_args(arguments)
         namespace.concluded = concluded
@@ -140,6 +145,9 @@ def _failed(error: Exception, say: Callable[[str], None]) -> int:
     if isinstance(code, int):
         say(str(error))
         return code
+    if isinstance(error, OSError) and error.filename is None and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):
+        say(f"standard output cannot be written: {error.strerror}")
+        return 4
     import tempfile
     import traceback
 

@@ -23,11 +23,18 @@ PLAIN_WIDTH = 160
 MESSAGE = 240
 
 
+class _Console(Console):
+    """One that leaves it to the program what becomes of it when nobody reads any more; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show(verdict: Verdict, stream: TextIO) -> None:
     """Writes the whole report. Colour only on a terminal and where NO_COLOR is not set; the words say it all."""
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    console = _Console(file=stream, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(file=stream, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+        console = _Console(file=stream, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
     table = tables.build(verdict)
     for (suite, lane), columns in table.sections.items():
         for grid in _grids(table, suite, lane, columns, console.width):

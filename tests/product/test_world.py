@@ -37,6 +37,8 @@ def act(me: Rank, task: Task) -> Report:
         return {"sum": float(tensor)}
     if action == "raise":
         raise ValueError(f"rank {me.rank} has had enough")
+    if action == "raise-unsayable":
+        raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})
     if action == "raise-late":
         time.sleep(0.03)
         raise ValueError(f"rank {me.rank} has had enough")
@@ -108,6 +110,12 @@ def test_any_world_size(world_size: int) -> None:
 def test_the_first_rank_is_the_lowest_that_failed_by_itself(world: World) -> None:
     ends = world.run({"all": "sum", "2": "raise-late", "3": "raise"}, 10)
     assert outcomes(ends) == ("crash", 2, ["blocked", "blocked", "crash", "crash"])
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_a_crash(world: World) -> None:
+    ends = world.run({"all": "return", "1": "raise-unsayable"}, 10)
+    assert outcomes(ends)[:2] == ("crash", 1)
+    assert ends[1].event.exception == "Mute: its __str__ raised ZeroDivisionError"
 
 
 def test_a_rank_that_still_works_is_waited_for(world: World) -> None:

@@ -218,6 +218,8 @@ REFUSED = [
     ("suites: [engin]", ":1: suites: this version of sp-compat has no suite 'engin'", "collectives, loss, "),
     ("suites: [user]", ":1: suites", "own losses, and none is named"),
     ("suites: []", ":1: suites", "the list is empty"),
+    ("environment: current\ntorch: ['2.13.0']", ":2: torch", "leave out torch"),
+    (f"world-size: {'9' * 5000}", ":1: world-size", "a whole number from 2 to 8"),
     ("losses: [my_pkg.training]", ":1: losses: found 'my_pkg.training'", "package.module:function"),
     ("losses: ['a-b:c']", ":1: losses", "package.module:function"),
     ("tests: [tests/sp]", ":1: tests", "cannot run own tests"),

@@ -131,6 +131,7 @@ def test_the_recommended_pair_is_the_newest_of_those_with_the_most_right() -> No
         {"requested": Requested(torch="dist/torch-2.4.0-cp311-cp311-linux_x86_64.whl", deepspeed="none")},
         {"deepspeed": "0.19.9+abc1234"},
         {"torch": "2.16.0.dev20261130", "torch_build": "2.16.0.dev20261130+cpu"},
+        {"torch": None},
     ],
 )
 def test_nothing_is_recommended_that_an_index_does_not_have(changes: dict[str, object]) -> None:

@@ -151,10 +151,18 @@ def describe(error: BaseException) -> Dict[str, Any]:
         origin = "torch"
     return {
         "exception": type(error).__name__,
-        "message": str(error),
+        "message": _said(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[-20000:],
         "origin": origin,
     }
+
+
+def _said(error: BaseException) -> str:
+    """An exception of the code under test may not even be able to say what it is."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its __str__ raised {type(failure).__name__}"
 
 
 def _exit_code(leaving: SystemExit) -> int:
