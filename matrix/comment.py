@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matrix import sections
-from matrix import table as tables
 from matrix.markdown import Markdown, link
 from matrix.verdict import Verdict
 
@@ -17,24 +16,8 @@ FULL_REPORT = "the job summary"
 def render(verdict: Verdict, limit: int = LIMIT, page: str | None = None) -> str:
     """`page` is the address of the job summary, which has the long form."""
     full_report = link(Markdown(FULL_REPORT), page) if page else FULL_REPORT
-    table = tables.build(verdict)
-    return sections.fit(
-        [
-            sections.verdict_line(verdict, full_report),
-            *sections.news(verdict, NEWS),
-            *sections.matrix(table, table.telling(COLUMNS)),
-            *sections.recommended(verdict),
-            *sections.gone(verdict),
-            *sections.right_on(verdict),
-            *sections.every_case(table),
-            *sections.failing(verdict, every_known=False),
-            *sections.environments(verdict),
-            sections.legend(),
-        ],
-        limit,
-        _characters,
-        full_report,
-    )
+    parts = sections.page(verdict, full_report, columns=COLUMNS, news_lines=NEWS, every_known=False)
+    return sections.fit(parts, limit, _characters, full_report)
 
 
 def _characters(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from matrix.plan import LegPlan, Plan
-from matrix.results import EnvironmentRecord, Host, Leg, Results
+from matrix.results import EnvironmentRecord, Host, Leg, Reason, Results, Seconds, Status
 
 NO_RESULT = "the job of this leg ended without handing in a result"
 
@@ -23,18 +23,42 @@ def with_lost_legs(results: Results, plan: Plan) -> Results:
     return msgspec.structs.replace(results, legs=list(legs.values()), observations=observations)
 
 
-def _lost(leg: LegPlan) -> Leg:
+def _lost(plan: LegPlan) -> Leg:
+    return without_a_run(
+        plan,
+        "environment-failed" if plan.problem else "cancelled",
+        plan.reason if plan.problem else None,
+        plan.problem or NO_RESULT,
+        EnvironmentRecord(kind="venv"),
+        Host(cpus=0),
+    )
+
+
+def without_a_run(
+    plan: LegPlan,
+    status: Status,
+    reason: Reason | None,
+    detail: str,
+    environment: EnvironmentRecord,
+    host: Host,
+    *,
+    log: str | None = None,
+    seconds: float = 0.0,
+) -> Leg:
+    """A leg in which no suite was started; `seconds` is what was spent on its environment."""
     return Leg(
-        id=leg.id,
-        requested=leg.requested,
+        id=plan.id,
+        requested=plan.requested,
         torch=None,
         torch_build=None,
         deepspeed=None,
-        python=leg.python,
-        lanes=list(leg.lanes),
-        environment=EnvironmentRecord(kind="venv"),
-        host=Host(cpus=0),
-        status="environment-failed" if leg.problem else "cancelled",
-        reason=leg.reason if leg.problem else None,
-        detail=leg.problem or NO_RESULT,
+        python=plan.python,
+        lanes=list(plan.lanes),
+        environment=environment,
+        host=host,
+        status=status,
+        reason=reason,
+        detail=detail,
+        log=log,
+        seconds=Seconds(build=round(seconds, 3)),
     )

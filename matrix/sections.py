@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matrix import floors, markdown, reproduce, signs
+from matrix import table as tables
 from matrix.floors import Declaration, Floor
 from matrix.known_issues import KnownIssue
 from matrix.markdown import Markdown, code, text
@@ -49,6 +50,23 @@ class Section:
     rows: Sequence[str] | Made = ()
     tail: str = ""
     rank: int = 0  # the lower, the sooner it gets its room
+
+
+def page(verdict: Verdict, full_report: str = "", *, columns: int, news_lines: int, every_known: bool) -> list[Section]:
+    """All parts of a report, in their order; what is asked of `failing` and `verdict_line` is handed on."""
+    table = tables.build(verdict)
+    return [
+        verdict_line(verdict, full_report),
+        *news(verdict, news_lines),
+        *matrix(table, table.telling(columns)),
+        *recommended(verdict),
+        *gone(verdict),
+        *right_on(verdict),
+        *every_case(table),
+        *failing(verdict, every_known),
+        *environments(verdict),
+        legend(),
+    ]
 
 
 def fit(sections: Sequence[Section], limit: int, size: Callable[[str], int], full_report: str) -> str:
@@ -134,8 +152,7 @@ def _by_likeness(cells: Iterable[Cell]) -> list[list[Cell]]:
     groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         seen = cell.observation
-        # What a known issue explains is one way to fail, whatever the numbers and ranks in its message.
-        words = "" if cell.issue else re.sub(r"[\d.,\s]+", " ", _first_line(seen))
+        words = re.sub(r"[\d.,\s]+", " ", _first_line(seen))
         groups[seen.name, seen.lane, seen.outcome, words, cell.was.outcome if cell.was else ""].append(cell)
     return list(groups.values())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from matrix import sections
-from matrix import table as tables
 from matrix.verdict import Verdict
 
 LIMIT = 1024 * 1024
@@ -14,21 +13,5 @@ FULL_REPORT = "results.json"
 
 
 def render(verdict: Verdict, limit: int = LIMIT) -> str:
-    table = tables.build(verdict)
-    return sections.fit(
-        [
-            sections.verdict_line(verdict),
-            *sections.news(verdict, NEWS),
-            *sections.matrix(table, table.telling(COLUMNS)),
-            *sections.recommended(verdict),
-            *sections.gone(verdict),
-            *sections.right_on(verdict),
-            *sections.every_case(table),
-            *sections.failing(verdict, every_known=True),
-            *sections.environments(verdict),
-            sections.legend(),
-        ],
-        limit,
-        lambda text: len(text.encode()),
-        FULL_REPORT,
-    )
+    parts = sections.page(verdict, columns=COLUMNS, news_lines=NEWS, every_known=True)
+    return sections.fit(parts, limit, lambda text: len(text.encode()), FULL_REPORT)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from matrix import markdown
+from matrix import lost_legs, markdown
 from matrix.plan import LegPlan
 from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
 from runner.environments import Failed, Ready, is_asked_for, is_deepspeed_asked_for, tail
@@ -311,22 +311,7 @@ def without_a_run(
     seconds: float = 0.0,
 ) -> LegResult:
     """A leg in which no suite was started."""
-    leg = Leg(
-        id=plan.id,
-        requested=plan.requested,
-        torch=None,
-        torch_build=None,
-        deepspeed=None,
-        python=plan.python,
-        lanes=list(plan.lanes),
-        environment=record,
-        host=this_host(),
-        status=status,
-        reason=reason,
-        detail=detail,
-        log=log,
-        seconds=Seconds(build=round(seconds, 3)),
-    )
+    leg = lost_legs.without_a_run(plan, status, reason, detail, record, this_host(), log=log, seconds=seconds)
     return LegResult(leg)
 
 

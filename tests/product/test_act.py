@@ -21,6 +21,7 @@ import pytest
 from matrix.results import decode
 from tests.github_server.server import StandIn
 from tests.github_server.state import Commit, PullRequest, Run
+from tests.product import github_jobs
 from tests.product.running import ROOT
 
 OURS = "org/sp-compat-action@v1"
@@ -150,20 +151,8 @@ def pull_request_event(pull: PullRequest) -> dict[str, Any]:
 
 
 def workflow_run_event(run: Run) -> dict[str, Any]:
-    owner, _, _ = run.head_repository.partition("/")
-    return {
-        "action": "completed",
-        "workflow_run": {
-            "id": run.id,
-            "run_attempt": run.attempt,
-            "event": run.event,
-            "head_sha": run.head_sha,
-            "head_branch": run.head_branch,
-            "head_repository": {"full_name": run.head_repository, "owner": {"login": owner}},
-            "pull_requests": [],
-        },
-        "repository": {"full_name": "org/project", "default_branch": "main"},
-    }
+    repository = {"full_name": "org/project", "default_branch": "main"}
+    return {**github_jobs.workflow_run_event(run), "repository": repository}
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import pytest
 
 from matrix import config as configuration
 from matrix import reproduce
-from matrix.config import Options
 from matrix.known_issues import KnownIssue, built_in, parse
-from runner import cli, suite
+from runner import cli, commands, suite
 
 DESCRIPTION = suite.load()
 CASES = {f"{case.suite}/{case.name}": case for case in DESCRIPTION.cases}
@@ -31,17 +30,8 @@ def test_an_entry_can_be_shown_again(entry: KnownIssue) -> None:
     for program, *words in shown:
         assert program == "sp-compat"
         asked = cli.parser().parse_args(words)
-        options = Options(
-            torch=tuple(asked.torch),
-            deepspeed=tuple(asked.deepspeed),
-            lanes=tuple(asked.lane),
-            suites=tuple(asked.suite),
-            cases=tuple(asked.case),
-            topologies=tuple(asked.topology),
-            parameters=tuple(asked.parameter),
-        )
         try:
-            configuration.with_options(configuration.default(DESCRIPTION), options, DESCRIPTION)
+            configuration.with_options(configuration.default(DESCRIPTION), commands._options(asked), DESCRIPTION)
         except configuration.ConfigError:  # the entry covers a case by a pattern that has not all of its parameters
             continue
         accepted += 1
