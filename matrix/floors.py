@@ -89,7 +89,7 @@ class Floor:
         return f"{self.package}>={first},<={last}{excluded}"
 
     def _between(self, older: str, newer: str) -> tuple[str, ...]:
-        return minors_between(older, newer) if self.package == "torch" else deepspeeds_between(older, newer)
+        return between(self.package, older, newer)
 
     @property
     def _measured(self) -> list[str]:
@@ -199,21 +199,17 @@ def as_json(found: Iterable[Floor]) -> dict[str, dict[str, dict[str, object]]]:
     return {case: dict(lanes) for case, lanes in document.items()}
 
 
-def minors_between(older: str, newer: str) -> tuple[str, ...]:
-    """The published minor releases of torch strictly between two versions, oldest first."""
+def between(package: Package, older: str, newer: str) -> tuple[str, ...]:
+    """What was published strictly between two versions, oldest first: minors of torch, releases of DeepSpeed."""
     low, high = release(older), release(newer)
     if low is None or high is None:
         return ()
-    known = [Version(entry.minor) for entry in releases.bundled().releases]
-    return tuple(str(minor) for minor in known if low.release[:2] < minor.release[:2] < high.release[:2])
-
-
-def deepspeeds_between(older: str, newer: str) -> tuple[str, ...]:
-    """The published releases of DeepSpeed strictly between two versions, oldest first."""
-    low, high = release(older), release(newer)
-    if low is None or high is None:
-        return ()
-    return tuple(known for known in deepspeed_releases.bundled().releases if low < Version(known) < high)
+    if package == "torch":
+        known = [entry.minor for entry in releases.bundled().releases]
+        low, high = Version(releases.minor_of(low)), Version(releases.minor_of(high))
+    else:
+        known = list(deepspeed_releases.bundled().releases)
+    return tuple(version for version in known if low < Version(version) < high)
 
 
 def _is_about_deepspeed(cell: Cell) -> bool:
@@ -265,4 +261,4 @@ def _requirement(text: str) -> Requirement | None:
 
 def _minor(version: str) -> str:
     number = release(version)
-    return ".".join(map(str, number.release[:2])) if number else version
+    return releases.minor_of(number) if number else version

@@ -50,12 +50,12 @@ def why_functional_is_absent(case: str) -> Optional[str]:
         functional_collective(name[: -len("_weighted")] if name.endswith("_weighted") else name)
     except Absent as absent:
         return str(absent)
-    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._dynamo")  # their first use would: once here before the fork, not in every rank
     return None
 
 
 def world_of_case(case: str) -> WorldKind:
-    """A functional collective's first use imports torch's compiler: once here before the fork, not in every rank."""
+    """Apart where more of torch is imported before the ranks are forked."""
     return WorldKind("functional" if case.startswith("functional_") else "plain")
 
 

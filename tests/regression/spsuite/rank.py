@@ -108,9 +108,8 @@ def _settle(rank: int, files: RankFiles) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     faulthandler.register(STACK_SIGNAL, file=files.stack, all_threads=True)
-    faulthandler.enable(
-        file=files.output
-    )  # pytest has it write elsewhere, where a crash of a rank would not be evidence
+    # pytest has it write elsewhere, where a crash of a rank would not be evidence
+    faulthandler.enable(file=files.output)
     random.seed(rank)
     torch.default_generator.manual_seed(rank)  # torch.manual_seed visits every accelerator, and their pages with it
     warnings.simplefilter("ignore")
