@@ -186,6 +186,21 @@ def test_torch_that_cannot_be_imported(ready: Path, tmp_path: Path) -> None:
     assert found.detail == "torch cannot be imported: ImportError: libnothing.so.8: cannot open shared object file"
 
 
+def test_what_an_interpreter_leaves_behind_when_it_is_asked_is_removed(tmp_path: Path) -> None:
+    """torch's compiler makes a cache in the temporary directory as soon as it is imported."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\ntouch $TMPDIR/left\nls -d $TMPDIR/left >{tmp_path}/where\n"
+        'echo \'{"python": "3.11.7", "torch": "2.13.0"}\'\n'
+    )
+    python.chmod(0o755)
+    found = environments(tmp_path / "cache").current(python, tmp_path / "probe.log")
+    assert isinstance(found, Ready)
+    left = Path((tmp_path / "where").read_text().strip())
+    assert left.name == "left"
+    assert not left.parent.exists()
+
+
 def test_an_interpreter_without_torch(ready: Path, tmp_path: Path) -> None:
     found = environments(ready).current(empty_interpreter(tmp_path), tmp_path / "probe.log")
 
