@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -442,12 +441,10 @@ class Environments:
     ) -> Found:
         """With `ulysses`, what DeepSpeed offers of it is imported; without, it is asked for versions only."""
         start = log.stat().st_size if log.exists() else 0
-        temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))  # torch's compiler makes a cache of its own there
         ended = self.processes.run(
             [python, "-I", PROBE, *ulysses],
             environment={
                 **inherited(self.caller),
-                "TMPDIR": str(temporary),
                 "OMP_NUM_THREADS": "1",
                 "DS_BUILD_OPS": "0",
                 **(accelerator or {}),
@@ -455,7 +452,6 @@ class Environments:
             directory=log.parent,
             log=log,
             limit=PROBE_LIMIT,
-            scratch=temporary,
         )
         if ended.by == "cancellation":
             raise _Failure(None, "cancelled while torch was being imported")
