@@ -13,11 +13,13 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -31,7 +33,7 @@ from runner.cache import Cache, Lock, disk_usage
 from runner.errors import MachineError
 from runner.interpreters import Interpreter, usable
 from runner.package_index import IndexSettings
-from runner.processes import Processes, inherited
+from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity, Progress
 
 FORMAT = 1
@@ -382,7 +384,7 @@ class Environments:
         }
         start = log.stat().st_size if log.exists() else 0
         download = Download(log, start)
-        ended = self.processes.run(
+        ended = self._run(
             [self.uv(), *words],
             environment=environment,
             # No directory of the user's: uv looks for its configuration upwards from where it is started.
@@ -436,12 +438,17 @@ class Environments:
         record = EnvironmentRecord(kind="current", transformers=found.transformers)
         return Ready(python, record, found, time.monotonic() - began)
 
+    def _run(self, command: Sequence[str | Path], environment: Mapping[str, str], **how: Any) -> Ended:
+        """With a temporary directory that goes with it: to import torch or DeepSpeed leaves something there."""
+        scratch = Path(tempfile.mkdtemp(prefix="sp-compat-"))
+        return self.processes.run(command, environment={**environment, "TMPDIR": str(scratch)}, scratch=scratch, **how)
+
     def _probe(
         self, python: Path, log: Path, ulysses: Sequence[str] = (), accelerator: Mapping[str, str] | None = None
     ) -> Found:
         """With `ulysses`, what DeepSpeed offers of it is imported; without, it is asked for versions only."""
         start = log.stat().st_size if log.exists() else 0
-        ended = self.processes.run(
+        ended = self._run(
             [python, "-I", PROBE, *ulysses],
             environment={
                 **inherited(self.caller),

@@ -7,7 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,19 +90,15 @@ class Processes:
 
         `watch` is called several times a second; when it answers true, the command is stopped. So it is when the
         limit (in seconds) is over or cancellation was requested: SIGTERM first, SIGKILL two seconds later. When this
-        returns, no process of the command's tree is left, and neither is the directory `scratch`; that holds even if
-        this program is killed meanwhile. Without one the command has a temporary directory of its own: importing torch
-        or DeepSpeed leaves something there, as a build of it does.
+        returns, no process of the command's tree is left, and neither is the directory `scratch`, if one is given;
+        that holds even if this program is killed meanwhile.
         """
-        if scratch is None:
-            scratch = Path(tempfile.mkdtemp(prefix="sp-compat-"))
-            environment = {**environment, "TMPDIR": str(scratch)}
         began = time.monotonic()
         deadline = None if limit is None else began + limit
         ours, theirs = socket.socketpair()
         with ours, log.open("ab") as output:
             with theirs:
-                tied = [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch)]
+                tied = [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch or "")]
                 tether = subprocess.Popen(
                     [*tied, *map(str, command)],
                     env=dict(environment),
