@@ -153,7 +153,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
     """
     results = hold_to_one_convention(results)
     baseline = hold_to_one_convention(baseline) if baseline else None
-    before = _pair_legs(results.legs, baseline.legs if baseline else [])
+    before = pair_legs(results.legs, baseline.legs if baseline else [])
     by_leg: dict[str, list[Observation]] = defaultdict(list)
     for observation in results.observations:
         by_leg[observation.leg].append(observation)
@@ -181,7 +181,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
     return Verdict(
         results=_with_known_issues(results, cells),
         cells=cells,
-        legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
+        legs=tuple(judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
         fail_on=fail_on,
         baseline=baseline.source if baseline else None,
         gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
@@ -247,7 +247,7 @@ def _was_right_on_the_same_releases(was: Observation | None, leg: Leg, leg_was: 
     return was is not None and was.outcome == "pass" and leg_was is not None and versions(leg) == versions(leg_was)
 
 
-def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
+def judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
     failed_before = was is not None and _environment_at_fault(was)
     standing: LegStanding
     if leg.status == "completed":
@@ -275,7 +275,7 @@ def _cell_key(observation: Observation) -> str:
     return json.dumps([*where, sorted(observation.parameters.items())])
 
 
-def _pair_legs(legs: Iterable[Leg], earlier: Iterable[Leg]) -> dict[str, Leg]:
+def pair_legs(legs: Iterable[Leg], earlier: Iterable[Leg]) -> dict[str, Leg]:
     """By leg id, the leg of the baseline that was asked for in the same words.
 
     One request may stand for several releases (`>=2.1,<2.4`); those are told apart by the release, then by the minor.
