@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Literal
@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from matrix import signs
-from matrix.known_issues import versions
+from matrix.known_issues import KnownIssue, KnownIssues, versions
 from matrix.results import (
     FAILURES,
     EnvironmentRecord,
@@ -29,7 +29,7 @@ from matrix.results import (
     Source,
     Tool,
 )
-from matrix.verdict import Standing, pair_legs
+from matrix.verdict import Cell, Standing, Verdict, judge, judge_leg, pair_legs
 
 MESSAGE = 500
 """Characters of a failure's message, or of the reason of a leg that was not run, that are kept."""
@@ -434,3 +434,30 @@ def _steps(line: Line) -> Iterator[tuple[int, int, int, CellName, Seen, Seen]]:
                 if earlier is not None and earlier[0].text != seen.text:
                     yield earlier[1], stretch.first, place, cell, earlier[0], seen
         previous = stretch
+
+
+# --- the newest run ---------------------------------------------------------------------------------------------------
+
+
+def latest_verdict(runs: Sequence[Run], issues: KnownIssues) -> Verdict:
+    """What the newest run means, compared with the one before it.
+
+    A failure counts as known where it did when the run was reported: the evidence to judge it again is not kept.
+    """
+    results = runs[-1].results()
+    judged = judge(results, KnownIssues(), runs[-2].results() if len(runs) > 1 else None, "unexpected")
+    entries = {entry.id: entry for entry in issues.entries}
+    return replace(
+        judged,
+        results=results,
+        cells=tuple(_as_it_was_known(cell, entries) for cell in judged.cells),
+        legs=tuple(judge_leg(leg.leg, issues.explain_leg(leg.leg), leg.was) for leg in judged.legs),
+    )
+
+
+def _as_it_was_known(cell: Cell, entries: Mapping[str, KnownIssue]) -> Cell:
+    known = cell.observation.known_issue
+    if known is None or not cell.failing:
+        return cell
+    issue = entries.get(known)
+    return replace(cell, standing="by design" if issue and issue.by_design else "known failure", issue=issue)
