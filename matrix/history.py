@@ -7,7 +7,7 @@ where nothing that is recorded did, that is said.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -149,6 +149,24 @@ def run_of(results: Results) -> Run:
     return Run(results.generated_at, results.tool.version, results.source, legs)
 
 
+def only(runs: Sequence[Run], wanted: Callable[[CellName], bool]) -> list[Run]:
+    """The same runs with the cells that are wanted. What runs have in common stays in common."""
+    chosen: dict[int, tuple[int, ...]] = {}
+    made: dict[tuple[int, int], tuple[tuple[CellName, ...], tuple[Seen, ...]]] = {}
+
+    def cut(of_leg: LegRun) -> LegRun:
+        if id(of_leg.cells) not in chosen:
+            chosen[id(of_leg.cells)] = tuple(place for place, cell in enumerate(of_leg.cells) if wanted(cell))
+        places = chosen[id(of_leg.cells)]
+        key = (id(of_leg.cells), id(of_leg.seen))
+        if key not in made:
+            made[key] = (tuple(of_leg.cells[p] for p in places), tuple(of_leg.seen[p] for p in places))
+        messages = {new: of_leg.messages[old] for new, old in enumerate(places) if old in of_leg.messages}
+        return LegRun(of_leg.leg, *made[key], messages)
+
+    return [replace(run, legs=tuple(map(cut, run.legs))) for run in runs]
+
+
 def time_of(generated_at: str) -> datetime:
     """In UTC; a time that names no zone is taken to be in UTC."""
     try:
@@ -280,7 +298,12 @@ def stretches(line: Line) -> tuple[Stretch, ...]:
 
 # --- changes ----------------------------------------------------------------------------------------------------------
 
-CauseKind = Literal["torch", "torch build", "DeepSpeed", "Python", "commit", "sp-compat"]
+CauseKind = Literal["torch", "torch-build", "deepspeed", "python", "commit", "sp-compat"]
+_WORDS: Mapping[CauseKind, str] = {
+    "torch-build": "another build of torch,",
+    "deepspeed": "DeepSpeed",
+    "python": "Python",
+}
 
 
 @dataclass(frozen=True)
@@ -294,7 +317,7 @@ class Cause:
     def __str__(self) -> str:
         shorten = self.kind == "commit"
         was, now = (value[:10] if value and shorten else value or "none" for value in (self.was, self.now))
-        return f"{self.kind} {now} (was {was})"
+        return f"{_WORDS.get(self.kind, self.kind)} {now} (was {was})"
 
 
 @dataclass(frozen=True)
@@ -375,10 +398,10 @@ def causes(before: Night, night: Night) -> tuple[Cause, ...]:
 
     compare("torch", old_torch, torch)
     if not differing and was.torch_build and now.torch_build:
-        compare("torch build", was.torch_build, now.torch_build)
-    compare("DeepSpeed", old_deepspeed, deepspeed)
+        compare("torch-build", was.torch_build, now.torch_build)
+    compare("deepspeed", old_deepspeed, deepspeed)
     if was.python and now.python:
-        compare("Python", was.python, now.python)
+        compare("python", was.python, now.python)
     compare("commit", before.run.source.sha, night.run.source.sha)
     compare("sp-compat", before.run.tool, night.run.tool)
     return tuple(differing)

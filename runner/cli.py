@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OUT = "out"
+HISTORY = "sp-compat-history.sqlite"
 LIST_BUDGET = "40G"
 MODES = ("always", "changes", "failures", "off")
 RUNNERS = ("all", "cpu")
@@ -75,6 +76,22 @@ examples:
     "explain": """\
 example:
   sp-compat explain loss/all_gather_weighted
+""",
+    "history": """\
+examples:
+  sp-compat history add out/
+  sp-compat history show
+""",
+    "history add": """\
+examples:
+  sp-compat history add                                  the run in out/
+  sp-compat history add nights/ --database nightly.sqlite    every run in the directories of nights/
+""",
+    "history show": """\
+examples:
+  sp-compat history show                           every change, the newest first, and what changed with it
+  sp-compat history show 'loss/*' --json
+  sp-compat history show --html site/ --badge site/badge/
 """,
     "env": """\
 examples:
@@ -230,6 +247,7 @@ def parser() -> argparse.ArgumentParser:
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
+    _add_history(commands)
     _add_environments(commands)
     return top
 
@@ -332,6 +350,34 @@ def _add_manner(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--verbose", action="store_true", help="each failure as it is seen")
 
 
+def _add_history(commands: Commands) -> None:
+    history = _sub(commands, "history", "keep runs in a database, and say when a cell changed and with what")
+    actions = history.add_subparsers(metavar="ACTION", required=True)
+
+    adding = _sub(actions, "history add", "add runs to the database; one that is there already is left as it is")
+    adding.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        default=[Path(OUT)],
+        metavar="PATH",
+        help=f"a results.json, or a directory that has one or whose directories do; each is a run (default: {OUT})",
+    )
+    adding.set_defaults(command=_command("add", "history"))
+
+    showing = _sub(actions, "history show", "what has changed from run to run, the newest first")
+    showing.add_argument("cases", nargs="*", metavar="CASE", help="cases by name, all_* or loss/all_* (default: all)")
+    showing.add_argument("--json", action="store_true", help="runs, changes and the spans of each cell, for a program")
+    showing.add_argument("--html", type=Path, metavar="PATH", help="write the page, PATH.html or PATH/history.html")
+    showing.add_argument(
+        "--badge", type=Path, metavar="DIR", help="write a badge for the newest run's verdict and for each floor"
+    )
+    showing.set_defaults(command=_command("show", "history"))
+
+    for action in (adding, showing):
+        action.add_argument("--database", type=Path, default=Path(HISTORY), metavar="FILE", help=f"default: {HISTORY}")
+
+
 def _add_environments(commands: Commands) -> None:
     environments = _sub(commands, "env", "the environments that are kept, and what releases of DeepSpeed they can have")
     actions = environments.add_subparsers(metavar="ACTION", required=True)
@@ -367,13 +413,13 @@ def _add_environments(commands: Commands) -> None:
     gc.set_defaults(command=_command("collect_environments"))
 
 
-def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function of that name in `commands`, which is imported only when it is called: help has to be quick."""
+def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
+    """The function of that name in the module, which is imported only when it is called: help has to be quick."""
 
     def call(namespace: argparse.Namespace) -> int:
-        from runner import commands
+        from importlib import import_module
 
-        function: Callable[[argparse.Namespace], int] = getattr(commands, name)
+        function: Callable[[argparse.Namespace], int] = getattr(import_module(f"runner.{module}"), name)
         return function(namespace)
 
     return call

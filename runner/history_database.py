@@ -56,6 +56,7 @@ class HistoryDatabase:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._known: dict[tuple[str, bytes], int] = {}  # what was looked up or written, by table and content
 
     def add(self, run: Run) -> bool:
         """False where the run is there already. Messages are kept of cells whose outcome is not that of before."""
@@ -97,16 +98,23 @@ class HistoryDatabase:
         )
 
     def _interned(self, table: str, content: bytes) -> int:
-        found = self._one(f"SELECT id FROM {table} WHERE content = ?", content)  # the table's name is of this module
-        return self._insert(f"INSERT INTO {table} (content) VALUES (?)", content) if found is None else found
+        return self._kept(table, "content", content, content)
 
     def _list(self, ids: Sequence[int]) -> int:
         content = msgspec.msgpack.encode(ids)
-        digest = hashlib.sha256(content).digest()
-        found = self._one("SELECT id FROM list WHERE digest = ?", digest)
-        if found is not None:
-            return found
-        return self._insert("INSERT INTO list (digest, content) VALUES (?, ?)", digest, zlib.compress(content, 9))
+        return self._kept("list", "digest", hashlib.sha256(content).digest(), content)
+
+    def _kept(self, table: str, column: str, key: bytes, content: bytes) -> int:
+        """The id under which the content is kept, once. Names of tables and columns are this module's own."""
+        if (table, key) not in self._known:
+            found = self._one(f"SELECT id FROM {table} WHERE {column} = ?", key)
+            if found is None and column == "digest":
+                query = f"INSERT INTO {table} (digest, content) VALUES (?, ?)"
+                found = self._insert(query, key, zlib.compress(content, 9))
+            elif found is None:
+                found = self._insert(f"INSERT INTO {table} (content) VALUES (?)", content)
+            self._known[table, key] = found
+        return self._known[table, key]
 
     def _runs(self, ids: Sequence[int]) -> list[Run]:
         try:
@@ -127,10 +135,11 @@ class HistoryDatabase:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.commit()
         except BaseException:
             self._connection.rollback()
+            self._known.clear()
             raise
-        self._connection.commit()
 
 
 @contextmanager

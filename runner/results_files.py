@@ -30,19 +30,19 @@ def read(path: Path) -> Results:
 
 def read_below(path: Path) -> list[Results]:
     """The document itself, the directory's, or those of the directories in it, as CI downloads artifacts."""
-    return [read(document) for document in _documents(path)]
+    return [read(document) for document in documents(path)]
 
 
 def read_untrusted(path: Path) -> Results:
     """The same from someone else, a pull request for instance: no link is followed, and no more is read than a run
     can have written.
     """
-    documents = _documents(path)
-    if len(documents) > UNTRUSTED_DOCUMENTS:
-        raise UsageError(f"{path} has {len(documents)} files {RESULTS}; at most {UNTRUSTED_DOCUMENTS} are read")
+    found = documents(path)
+    if len(found) > UNTRUSTED_DOCUMENTS:
+        raise UsageError(f"{path} has {len(found)} files {RESULTS}; at most {UNTRUSTED_DOCUMENTS} are read")
     room = UNTRUSTED_BYTES
     read = []
-    for document in documents:
+    for document in found:
         content = _regular(document, path, room)
         room -= len(content)
         read.append(_decoded(document, content))
@@ -68,7 +68,8 @@ def together(documents: Sequence[Results]) -> Results:
     )
 
 
-def _documents(path: Path) -> list[Path]:
+def documents(path: Path) -> list[Path]:
+    """The file itself, or those that the directory has."""
     if not path.is_dir():
         return [path]
     if (path / RESULTS).exists():
