@@ -227,6 +227,11 @@ class Night:
     run: Run
     of_leg: LegRun
 
+    @property
+    def label(self) -> str:
+        """The leg by the releases that it had in this run."""
+        return label(self.of_leg.leg)
+
 
 @dataclass(frozen=True, eq=False)
 class Line:
@@ -240,13 +245,16 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The releases of its last run, with what was asked for where that says more: `torch 2.15.0 (latest)`."""
-        leg = self.last
-        torch, deepspeed = versions(leg)
-        told = [f"torch {_asked(torch, leg.requested.torch)}"]
-        if deepspeed is not None or leg.requested.deepspeed != "none":
-            told.append(f"DeepSpeed {_asked(deepspeed, leg.requested.deepspeed)}")
-        return ", ".join([*told, "NCCL"] if "nccl" in leg.lanes else told)
+        return label(self.last)
+
+
+def label(leg: Leg) -> str:
+    """Its releases, with what was asked for where that says more: `torch 2.15.0 (latest)`."""
+    torch, deepspeed = versions(leg)
+    told = [f"torch {_asked(torch, leg.requested.torch)}"]
+    if deepspeed is not None or leg.requested.deepspeed != "none":
+        told.append(f"DeepSpeed {_asked(deepspeed, leg.requested.deepspeed)}")
+    return ", ".join([*told, "NCCL"] if "nccl" in leg.lanes else told)
 
 
 def _asked(version: str | None, requested: str) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from matrix import signs, timeline
 from matrix.history import Change, LegChange, Line, Run, changes, leg_changes, lines
+from matrix.timeline import CaseState, Span
 
 ENVIRONMENT = "environment"
 """What stands for a case in the row of a leg itself."""
@@ -28,10 +29,11 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src '{style_hash}'; \
-script-src '{script_hash}'; base-uri 'none'; form-action 'none'">
+script-src '{script_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
 <title>{title}</title>
 <style>{style}</style>
 </head>
@@ -46,10 +48,9 @@ printed by <code>sp-compat history show</code>.</p></noscript></div>
 
 
 class _Span(msgspec.Struct, array_like=True):
-    first: int
+    first: int  # places in `runs`
     last: int
-    outcome: str
-    text: int  # place in `texts`
+    state: int  # place in `states`
 
 
 class _Row(msgspec.Struct):
@@ -63,6 +64,7 @@ class _Row(msgspec.Struct):
 class _Change(msgspec.Struct):
     run: int
     row: int
+    leg: str  # with the releases that it had then
     was: str
     now: str
     outcome: str
@@ -94,7 +96,7 @@ class Document(msgspec.Struct):
     lines: list[str]
     lanes: dict[str, str]  # as they are shown
     outcomes: dict[str, _Word]
-    texts: list[str]
+    states: list[CaseState]
     rows: list[_Row]
     changes: list[_Change]
 
@@ -126,7 +128,7 @@ def document(runs: Sequence[Run], by_design: frozenset[str]) -> Document:
             name: _Word(sign.sign, sign.word, sign.meaning)
             for name, sign in {**signs.OUTCOMES, **signs.STATUSES}.items()
         },
-        texts=list(rows.texts),
+        states=list(rows.states),
         rows=rows.rows,
         changes=sorted(
             [
@@ -143,23 +145,19 @@ class _Rows:
 
     def __init__(self, followed: Sequence[Line], by_design: frozenset[str]) -> None:
         self.rows: list[_Row] = []
-        self.texts: dict[str, int] = {}
+        self.states: dict[CaseState, int] = {}
         self._place: dict[tuple[int, str, str], int] = {}
         self._number = {id(line): number for number, line in enumerate(followed)}
         for number, line in enumerate(followed):
             for case in timeline.of_cases(line, by_design):
-                spans = [
-                    _Span(one.first, one.last, one.state.outcome, self._text(one.state.text)) for one in case.spans
-                ]
-                self._add(number, case.name, case.lane, case.cells, spans)
-            statuses = timeline.of_leg(line)
-            spans = [_Span(one.first, one.last, one.state[0], self._text(one.state[1])) for one in statuses]
-            self._add(number, ENVIRONMENT, "", 0, spans)
+                self._add(number, case.name, case.lane, case.cells, case.spans)
+            self._add(number, ENVIRONMENT, "", 0, timeline.of_leg(line))
 
     def change(self, change: Change) -> _Change:
         return _Change(
             run=change.night.place,
             row=self._place[self._number[id(change.line)], change.name, change.lane],
+            leg=change.night.label,
             was=change.was.text,
             now=change.now.text,
             outcome=change.now.outcome,
@@ -176,6 +174,7 @@ class _Rows:
         return _Change(
             run=change.night.place,
             row=self._place[self._number[id(change.line)], ENVIRONMENT, ""],
+            leg=change.night.label,
             was=signs.status(change.before.of_leg.leg),
             now=signs.status(leg),
             outcome=leg.status,
@@ -187,12 +186,10 @@ class _Rows:
             message=leg.detail,
         )
 
-    def _add(self, line: int, case: str, lane: str, cells: int, spans: list[_Span]) -> None:
+    def _add(self, line: int, case: str, lane: str, cells: int, spans: Sequence[Span[CaseState]]) -> None:
         self._place[line, case, lane] = len(self.rows)
-        self.rows.append(_Row(case, lane, line, cells, spans))
-
-    def _text(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
+        drawn = [_Span(one.first, one.last, self.states.setdefault(one.state, len(self.states))) for one in spans]
+        self.rows.append(_Row(case, lane, line, cells, drawn))
 
 
 def _asset(name: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from matrix import signs
-from matrix.history import CellName, Line, Seen, Stretch, stretches
+from matrix.history import CellName, Line, Seen, Stretch, standing, stretches, tells
+from matrix.results import Leg
 
 State = TypeVar("State", bound=Hashable)
 
@@ -26,6 +27,7 @@ class CaseState:
     """A case in one lane of one leg: the worst of its cells, told as a report's table tells it."""
 
     outcome: str
+    standing: str  # of a verdict's; a failure that nothing explains is `new failure`, however old it is
     text: str
 
 
@@ -58,13 +60,19 @@ def of_cases(line: Line, by_design: frozenset[str]) -> tuple[CaseRow, ...]:
     return tuple(CaseRow(*case, sizes[case], tuple(spans)) for case, spans in drawn.items())
 
 
-def of_leg(line: Line) -> tuple[Span[tuple[str, str]], ...]:
-    """The status and how it is told."""
-    drawn: list[Span[tuple[str, str]]] = []
+def of_leg(line: Line) -> tuple[Span[CaseState], ...]:
+    """Whether the leg could be run, as the state of a case of its own."""
+    drawn: list[Span[CaseState]] = []
     for night in line.nights:
         leg = night.of_leg.leg
-        _extend(drawn, night.place, night.place, (leg.status, signs.status(leg)))
+        _extend(drawn, night.place, night.place, CaseState(leg.status, _leg_standing(leg), signs.status(leg)))
     return tuple(drawn)
+
+
+def _leg_standing(leg: Leg) -> str:
+    if not tells(leg):
+        return "no result"
+    return "completed" if leg.status == "completed" else "new failure"
 
 
 def told(seen: Sequence[Seen], by_design: frozenset[str]) -> CaseState:
@@ -79,7 +87,7 @@ def told(seen: Sequence[Seen], by_design: frozenset[str]) -> CaseState:
         if worst.known_issue:
             notes.append("by design" if _meant(worst, by_design) else "known")
     note = f" ({', '.join(notes)})" if notes else ""
-    return CaseState(worst.outcome, f"{worst.text}{note}")
+    return CaseState(worst.outcome, standing(None, worst, by_design), f"{worst.text}{note}")
 
 
 def _weight(seen: Seen) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from matrix import badges, floors, history, history_page, known_issues, log_text, signs, timeline
 from matrix.config_file import nearest
 from matrix.history import CellName, Change, InvalidRun, LegChange, Line, Run
+from matrix.results import Leg
 from runner import history_database, results_files
 from runner.errors import MachineError, UsageError
 from runner.report import write_whole
@@ -104,11 +105,11 @@ def _as_text(runs: Sequence[Run], by_design: frozenset[str], states: bool) -> It
 def _change_as_text(change: Change | LegChange) -> Iterator[str]:
     if isinstance(change, LegChange):
         was, now = (signs.status(night.of_leg.leg) for night in (change.before, change.night))
-        yield f"{change.night.run.day}  {change.line.label}: {was} → {now}, {change.sentence}"
+        yield f"{change.night.run.day}  {change.night.label}: {was} → {now}, {change.sentence}"
         if detail := change.night.of_leg.leg.detail:
             yield f"    {' '.join(detail.split())}"
         return
-    where = f"{change.name}, {signs.lane(change.lane)}, {change.line.label}"
+    where = f"{change.name}, {signs.lane(change.lane)}, {change.night.label}"
     cells = _number(len(change.cells), "cell")
     yield (
         f"{change.night.run.day}  {where}: {change.was.text} → {change.now.text} in {cells} ({change.standing}), "
@@ -190,7 +191,7 @@ def _when_as_json(change: Change | LegChange) -> dict[str, object]:
     return {
         "generated_at": change.night.run.generated_at,
         "before": change.before.run.generated_at,
-        **_line_as_json(change.line),
+        **_leg_as_json(change.night.of_leg.leg),
         "causes": [{"kind": cause.kind, "was": cause.was, "now": cause.now} for cause in change.causes],
         "sentence": change.sentence,
     }
@@ -199,7 +200,7 @@ def _when_as_json(change: Change | LegChange) -> dict[str, object]:
 def _cells_as_json(line: Line, runs: Sequence[Run]) -> Iterator[dict[str, object]]:
     for cell, spans in timeline.of_cells(line).items():
         yield {
-            **_line_as_json(line),
+            **_leg_as_json(line.last),
             "case": cell.name,
             "lane": cell.lane,
             **_cell_as_json(cell),
@@ -214,8 +215,9 @@ def _cells_as_json(line: Line, runs: Sequence[Run]) -> Iterator[dict[str, object
         }
 
 
-def _line_as_json(line: Line) -> dict[str, object]:
-    return {"leg": line.label, "requested": msgspec.to_builtins(line.last.requested)}
+def _leg_as_json(leg: Leg) -> dict[str, object]:
+    requested = msgspec.to_builtins(leg.requested)
+    return {"leg": history.label(leg), "requested": requested, "torch": leg.torch, "deepspeed": leg.deepspeed}
 
 
 def _cell_as_json(cell: CellName) -> dict[str, object]:

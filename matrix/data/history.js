@@ -5,8 +5,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const AT_ONCE = { rows: 400, changes: 50, spans: 160 };
 const ENVIRONMENT = "environment";
-const GAP = "gap";
-const FAILING = ["died", "hang", "crash", "nan", "wrong", "scaled"];
+const GAP = { outcome: "", standing: "no result", text: "not measured" };
 const nights = data.runs.length;
 
 function make(tag, properties = {}, ...children) {
@@ -23,7 +22,9 @@ function make(tag, properties = {}, ...children) {
 
 const suiteOf = (row) => (row.case === ENVIRONMENT ? ENVIRONMENT : row.case.split("/")[0]);
 const day = (run) => data.runs[run].time.slice(0, 10);
-const word = (outcome) => (outcome === GAP ? { sign: "", word: "not measured", meaning: "Nothing was observed here." } : data.outcomes[outcome]);
+const sign = (state) => (state.outcome === "" ? "" : data.outcomes[state.outcome].sign);
+const tone = (standing) => standing.replaceAll(" ", "-");
+const stateOf = (span) => data.states[span[2]];
 const identity = (row) => [row.case, row.lane, data.lines[row.line]].join("|");
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -49,7 +50,7 @@ const shown = (row) =>
   (state.suite === "" || suiteOf(row) === state.suite) &&
   (state.lane === "" || row.lane === state.lane) &&
   (state.line === "" || data.lines[row.line] === state.line) &&
-  (state.outcome === "" || row.spans.some((span) => span[2] === state.outcome)) &&
+  (state.outcome === "" || row.spans.some((span) => stateOf(span).outcome === state.outcome)) &&
   (state.case === "" || row.case.toLowerCase().includes(state.case.toLowerCase())) &&
   (state.changed === "" || row.changes.length > 0);
 
@@ -59,40 +60,43 @@ const shown = (row) =>
 function drawn(spans) {
   const filled = [];
   let next = 0;
-  for (const [first, last, outcome, text] of spans) {
-    if (first > next) filled.push([next, first - 1, GAP, null]);
-    filled.push([first, last, outcome, text]);
-    next = last + 1;
+  for (const span of spans) {
+    if (span[0] > next) filled.push([next, span[0] - 1, GAP]);
+    filled.push([span[0], span[1], stateOf(span)]);
+    next = span[1] + 1;
   }
-  if (next < nights) filled.push([next, nights - 1, GAP, null]);
+  if (next < nights) filled.push([next, nights - 1, GAP]);
   if (filled.length <= AT_ONCE.spans) return filled;
-  const severity = Object.keys(data.outcomes);
   const parts = [];
   for (let part = 0; part < AT_ONCE.spans; part += 1) {
     const first = Math.floor((part * nights) / AT_ONCE.spans);
     const last = Math.floor(((part + 1) * nights) / AT_ONCE.spans) - 1;
-    if (last < first) continue;
-    const inside = filled.filter((span) => span[0] <= last && span[1] >= first && span[2] !== GAP);
-    const outcome = inside.map((span) => span[2]).sort((a, b) => severity.indexOf(a) - severity.indexOf(b))[0] ?? GAP;
-    parts.push([first, last, outcome, null]);
+    const inside = filled.filter((one) => one[0] <= last && one[1] >= first).map((one) => one[2]);
+    if (last >= first) parts.push([first, last, inside.reduce((worst, one) => (severity(one) < severity(worst) ? one : worst))]);
   }
   return parts;
 }
 
+const order = Object.keys(data.outcomes);
+const severity = (state) => (state.outcome === "" ? order.length : order.indexOf(state.outcome));
+
+function part(state, text) {
+  return make("span", { class: "part", "data-tone": tone(state.standing), "data-outcome": state.outcome, text });
+}
+
 function strip(row) {
   const line = make("div", { class: "strip", role: "img", "aria-label": inWords(row) });
-  for (const [first, last, outcome, text] of drawn(row.spans)) {
-    const told = text === null ? word(outcome).word : data.texts[text];
-    const when = first === last ? day(first) : `${day(first)} to ${day(last)}`;
-    const part = make("span", { class: `o-${outcome}`, title: `${told}, ${when}`, text: word(outcome).sign });
-    part.style.flexGrow = String(last - first + 1);
-    line.append(part);
+  for (const [first, last, state] of drawn(row.spans)) {
+    const piece = part(state, sign(state));
+    piece.title = `${state.text}, ${first === last ? day(first) : `${day(first)} to ${day(last)}`}`;
+    piece.style.flexGrow = String(last - first + 1);
+    line.append(piece);
   }
   return line;
 }
 
 function inWords(row) {
-  const told = row.spans.slice(-6).map(([first, last, , text]) => `${data.texts[text]} ${day(first)} to ${day(last)}`);
+  const told = row.spans.slice(-6).map((span) => `${stateOf(span).text} ${day(span[0])} to ${day(span[1])}`);
   const before = row.spans.length > 6 ? `${row.spans.length - 6} earlier spans; ` : "";
   return `Over time: ${before}${told.join("; ")}`;
 }
@@ -101,13 +105,12 @@ function inWords(row) {
 
 function changeItem(change, withCase) {
   const row = data.rows[change.row];
-  const bad = FAILING.includes(change.outcome) || change.outcome === "environment-failed";
-  const where = row.case === ENVIRONMENT ? data.lines[row.line] : `${row.case}, ${data.lanes[row.lane]}, ${data.lines[row.line]}`;
+  const where = row.case === ENVIRONMENT ? change.leg : `${row.case}, ${data.lanes[row.lane]}, ${change.leg}`;
   const cells = change.count ? ` in ${plural(change.count, "cell")}` : "";
-  const item = make("li", { class: bad ? "bad" : "good" });
+  const item = make("li", { "data-tone": tone(change.standing) });
   item.append(make("time", { text: day(change.run), datetime: day(change.run) }), " ");
   if (withCase) item.append(make("strong", { text: where }), ": ");
-  item.append(`${change.was} → `, make("span", { class: `mark o-${change.outcome}`, text: change.now }));
+  item.append(`${change.was} → `, make("span", { class: "now", text: change.now }));
   item.append(`${cells} (${change.standing}), ${change.why}`);
   if (change.variants.length) {
     const more = change.count > change.variants.length ? ` and ${change.count - change.variants.length} more` : "";
@@ -149,14 +152,14 @@ let opened = 0;
 function tableRow(row) {
   const id = `detail-${(opened += 1)}`;
   const now = row.spans[row.spans.length - 1];
-  const current = now && now[1] === nights - 1;
+  const current = now[1] === nights - 1 ? stateOf(now) : { ...GAP, text: `not measured since ${day(now[1])}` };
   const open = state.open === identity(row);
   const button = make("button", { type: "button", "aria-expanded": String(open), text: data.lines[row.line] });
   const element = make(
     "tr", {},
     make("th", { scope: "row", class: "line" }, button),
     make("td", {}, strip(row)),
-    make("td", {}, make("span", { class: `mark o-${current ? now[2] : GAP}`, text: current ? data.texts[now[3]] : `not measured since ${day(now[1])}` })),
+    make("td", { "data-tone": tone(current.standing) }, make("span", { class: "now", text: current.text })),
   );
   if (row.changes.length) element.lastChild.append(make("span", { class: "quiet", text: ` since ${day(now[0])}` }));
   const parts = [element];
@@ -179,7 +182,9 @@ function byCase(rows) {
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(row);
   }
-  return [...groups.entries()];
+  const last = groups.get("environments");
+  groups.delete("environments");
+  return [...groups.entries(), ...(last ? [["environments", last]] : [])];
 }
 
 const changesPlace = make("section", { "aria-labelledby": "changes-title" });
@@ -226,7 +231,7 @@ function choice(key, label, values) {
 }
 
 const used = (pick) => [...new Set(data.rows.map(pick))].filter((value) => value !== "");
-const seen = new Set(data.rows.flatMap((row) => row.spans.map((span) => span[2])));
+const seen = new Set(data.rows.flatMap((row) => row.spans.map((span) => stateOf(span).outcome)));
 const search = make("input", { id: "filter-case", type: "search", on: { input: () => { state.case = search.value; write(); draw(); } } });
 const changed = make("input", { id: "filter-changed", type: "checkbox", on: { change: () => { state.changed = changed.checked ? "1" : ""; write(); draw(); } } });
 const form = make(
@@ -248,9 +253,14 @@ function fill() {
 
 function legend() {
   const list = make("ul", { class: "legend" });
-  for (const name of [...Object.keys(data.outcomes).filter((outcome) => seen.has(outcome)), GAP]) {
-    list.append(make("li", { title: word(name).meaning }, make("span", { class: `mark o-${name}`, text: `${word(name).sign} ${word(name).word}`.trim() })));
+  for (const outcome of order.filter((name) => seen.has(name))) {
+    const right = outcome === "pass" || outcome === "completed";
+    const standing = ["unsupported", "absent"].includes(outcome) ? "not a failure" : right ? "passed" : "new failure";
+    const { sign, word, meaning } = data.outcomes[outcome];
+    list.append(make("li", { title: meaning }, part({ outcome, standing }, sign), word));
   }
+  list.append(make("li", {}, part({ outcome: "crash", standing: "known failure" }, ""), "known"));
+  list.append(make("li", {}, part(GAP, ""), GAP.text));
   return list;
 }
 
@@ -258,7 +268,8 @@ const commits = new Set(data.runs.map((run) => run.sha).filter(Boolean)).size;
 const of = data.repository ? ` of ${data.repository}` : "";
 document.getElementById("page").replaceChildren(
   make("header", {},
-    make("h1", { text: "sp-compat: the matrix over time" }),
+    make("p", { class: "brand", text: "sp-compat " }, make("span", { text: "releases on which the gradient is right" })),
+    make("h1", { text: "The matrix over time" }),
     make("p", { class: "quiet", text: `${plural(nights, "run")}${of} from ${day(0)} to ${day(nights - 1)}${commits ? `, ${plural(commits, "commit")}` : ""}` }),
   ),
   make("main", {}, form, count, legend(), changesPlace, matrixPlace),
