@@ -20,7 +20,7 @@ from matrix.timeline import CaseState, Span
 
 ENVIRONMENT = "environment"
 """What stands for a case in the row of a leg itself."""
-VARIANTS = 12
+VARIANTS = 6
 """Names of cells that one change lists."""
 
 _TITLE = "sp-compat: the matrix over time"

@@ -3,7 +3,7 @@
 
 // Every text comes from outside: it is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
-const AT_ONCE = { rows: 400, changes: 50, spans: 160 };
+const AT_ONCE = { rows: 400, changes: 12, spans: 160 };
 const ENVIRONMENT = "environment";
 const GAP = { outcome: "", standing: "no result", text: "not measured" };
 const nights = data.runs.length;
@@ -33,7 +33,7 @@ data.changes.forEach((change) => data.rows[change.row].changes.push(change));
 
 // The state is in the address: a view can be sent to somebody.
 
-const KEYS = ["suite", "lane", "line", "outcome", "case", "changed", "open"];
+const KEYS = ["suite", "lane", "line", "outcome", "with", "case", "changed", "open"];
 let state = read();
 
 function read() {
@@ -52,7 +52,13 @@ const shown = (row) =>
   (state.line === "" || data.lines[row.line] === state.line) &&
   (state.outcome === "" || row.spans.some((span) => stateOf(span).outcome === state.outcome)) &&
   (state.case === "" || row.case.toLowerCase().includes(state.case.toLowerCase())) &&
-  (state.changed === "" || row.changes.length > 0);
+  (state.changed === "" || row.changes.length > 0) &&
+  (state.with === "" || row.changes.some(shownChange));
+
+// A change with which nothing else changed is told apart: it says nothing of a release.
+const NOTHING = "nothing";
+const shownChange = (change) =>
+  state.with === "" || (state.with === NOTHING ? change.kinds.length === 0 : change.kinds.includes(state.with));
 
 // Strips
 
@@ -103,31 +109,48 @@ function inWords(row) {
 
 // Changes
 
-function changeItem(change, withCase) {
+// What happened to several lanes and releases in one night, and in one way, is told once.
+function alike(changes) {
+  const groups = new Map();
+  for (const change of changes) {
+    const { case: name } = data.rows[change.row];
+    const key = JSON.stringify([change.run, name, change.was, change.now, change.standing, change.why]);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(change);
+  }
+  return [...groups.values()];
+}
+
+const distinct = (values) => [...new Set(values)];
+
+function changeItem(changes, withCase) {
+  const [change] = changes;
   const row = data.rows[change.row];
-  const where = row.case === ENVIRONMENT ? change.leg : `${row.case}, ${data.lanes[row.lane]}, ${change.leg}`;
-  const cells = change.count ? ` in ${plural(change.count, "cell")}` : "";
+  const lanes = row.case === ENVIRONMENT ? [] : distinct(changes.map((one) => data.lanes[data.rows[one.row].lane]));
+  const where = [...(row.case === ENVIRONMENT ? [] : [row.case]), ...lanes, ...distinct(changes.map((one) => one.leg))];
+  const cells = changes.reduce((sum, one) => sum + one.count, 0);
   const item = make("li", { "data-tone": tone(change.standing) });
   item.append(make("time", { text: day(change.run), datetime: day(change.run) }), " ");
-  if (withCase) item.append(make("strong", { text: where }), ": ");
+  if (withCase) item.append(make("strong", { text: where.join(", ") }), ": ");
   item.append(`${change.was} → `, make("span", { class: "now", text: change.now }));
-  item.append(`${cells} (${change.standing}), ${change.why}`);
+  item.append(`${cells ? ` in ${plural(cells, "cell")}` : ""} (${change.standing}), ${change.why}`);
   if (change.variants.length) {
-    const more = change.count > change.variants.length ? ` and ${change.count - change.variants.length} more` : "";
+    const more = cells > change.variants.length ? ` and ${cells - change.variants.length} more` : "";
     item.append(make("span", { class: "message", text: `${change.variants.join("; ")}${more}` }));
   }
-  if (change.message) item.append(make("span", { class: "message", text: change.message }));
+  const message = changes.map((one) => one.message).find(Boolean);
+  if (message) item.append(make("span", { class: "message", text: message }));
   return item;
 }
 
-function limited(container, items, limit, build, noun) {
+function limited(container, items, limit, build) {
   let given = 0;
   const more = make("button", { type: "button", class: "more", on: { click: () => add(items.length) } });
   function add(count) {
     items.slice(given, given + count).forEach((item) => container.append(...build(item)));
     given = Math.min(given + count, items.length);
     more.hidden = given === items.length;
-    more.textContent = `Show all ${plural(items.length, noun)}`;
+    more.textContent = `Show all ${items.length}`;
   }
   add(limit);
   return more;
@@ -141,7 +164,7 @@ function detail(row, id) {
   cell.append(make("p", { text: `${said}${row.changes.length ? "" : "Nothing has changed in any of them."}` }));
   if (row.changes.length) {
     const list = make("ol", { class: "changes" });
-    const more = limited(list, row.changes, AT_ONCE.changes, (change) => [changeItem(change, false)], "change");
+    const more = limited(list, alike(row.changes), AT_ONCE.changes, (changes) => [changeItem(changes, false)]);
     cell.append(list, more);
   }
   return make("tr", { class: "detail", id }, cell);
@@ -195,12 +218,12 @@ function draw() {
   opened = 0;
   const rows = data.rows.filter(shown);
   const visible = new Set(rows);
-  const changes = data.changes.filter((change) => visible.has(data.rows[change.row]));
+  const changes = data.changes.filter((change) => visible.has(data.rows[change.row]) && shownChange(change));
   const cases = rows.filter((row) => row.case !== ENVIRONMENT).length;
   count.textContent = `${plural(cases, "row")} and ${plural(changes.length, "change")} of ${plural(nights, "run")}`;
 
   const list = make("ol", { class: "changes" });
-  const more = limited(list, changes, AT_ONCE.changes, (change) => [changeItem(change, true)], "change");
+  const more = limited(list, alike(changes), AT_ONCE.changes, (group) => [changeItem(group, true)]);
   const nothing = changes.length ? [] : [make("p", { text: "Nothing has changed." })];
   changesPlace.replaceChildren(make("h2", { id: "changes-title", text: "Changes, the newest first" }), ...nothing, list, more);
 
@@ -219,8 +242,8 @@ function draw() {
     if (typeof item !== "string") { body.append(...tableRow(item)); return []; }
     body = make("tbody", {}, make("tr", {}, make("th", { scope: "rowgroup", colspan: 3, text: item })));
     return [body];
-  }, "row");
-  matrixPlace.replaceChildren(make("h2", { id: "matrix-title", text: "The matrix over time" }), table, rest);
+  });
+  matrixPlace.replaceChildren(make("h2", { id: "matrix-title", text: "Every case" }), table, rest);
 }
 
 function choice(key, label, values) {
@@ -232,6 +255,8 @@ function choice(key, label, values) {
 
 const used = (pick) => [...new Set(data.rows.map(pick))].filter((value) => value !== "");
 const seen = new Set(data.rows.flatMap((row) => row.spans.map((span) => stateOf(span).outcome)));
+const WITH = [["torch", "torch"], ["torch-build", "a build of torch"], ["deepspeed", "DeepSpeed"], ["python", "Python"], ["commit", "a commit"], ["sp-compat", "sp-compat"], [NOTHING, "nothing that is recorded"]];
+const kinds = new Set(data.changes.flatMap((change) => (change.kinds.length ? change.kinds : [NOTHING])));
 const search = make("input", { id: "filter-case", type: "search", on: { input: () => { state.case = search.value; write(); draw(); } } });
 const changed = make("input", { id: "filter-changed", type: "checkbox", on: { change: () => { state.changed = changed.checked ? "1" : ""; write(); draw(); } } });
 const form = make(
@@ -240,13 +265,14 @@ const form = make(
   choice("lane", "Lane", used((row) => row.lane).map((value) => [value, data.lanes[value]])),
   choice("line", "Release", used((row) => data.lines[row.line]).map((value) => [value, value])),
   choice("outcome", "Has been", Object.keys(data.outcomes).filter((name) => seen.has(name)).map((name) => [name, `${data.outcomes[name].sign} ${data.outcomes[name].word}`])),
+  choice("with", "Changed with", WITH.filter(([kind]) => kinds.has(kind))),
   make("label", {}, "Case", search),
   make("label", { class: "box" }, changed, "only what has changed"),
   make("button", { type: "button", text: "Show everything", on: { click: () => { state = Object.fromEntries(KEYS.map((key) => [key, ""])); write(); fill(); draw(); } } }),
 );
 
 function fill() {
-  for (const key of ["suite", "lane", "line", "outcome"]) form.querySelector(`#filter-${key}`).value = state[key];
+  for (const key of ["suite", "lane", "line", "outcome", "with"]) form.querySelector(`#filter-${key}`).value = state[key];
   search.value = state.case;
   changed.checked = state.changed !== "";
 }
