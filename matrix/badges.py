@@ -77,9 +77,11 @@ def _nearness(lane: str) -> int:
 
 def _file(floor: Floor) -> str:
     """Names of cases come from users: one that is no plain file name is told apart by its digest."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", floor.case.replace("/", "-", 1))[:80]
-    if name != floor.case.replace("/", "-", 1):
-        name = f"{name}-{hashlib.sha256(floor.case.encode()).hexdigest()[:8]}"
+    whole = floor.case.replace("/", "-", 1)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", whole)[:80]
+    if name != whole:
+        digest = hashlib.sha256(floor.case.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{name}-{digest[:8]}"
     return f"floor-{name}{'-deepspeed' if floor.package == 'deepspeed' else ''}.json"
 
 

@@ -7,6 +7,7 @@ where nothing that is recorded did, that is said.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -210,10 +211,15 @@ def _cell(observation: Observation) -> CellName:
 def _seen(observation: Observation) -> Seen:
     return Seen(
         outcome=observation.outcome,
-        factor=None if observation.factor is None else float(f"{observation.factor:.4g}"),
+        factor=None if observation.factor is None else _rounded(observation.factor),
         flaky=observation.flaky,
         known_issue=observation.known_issue,
     )
+
+
+def _rounded(factor: float) -> float:
+    rounded = float(f"{factor:.4g}")
+    return rounded if math.isfinite(rounded) else factor  # the largest number is rounded to infinity
 
 
 # --- lines: one leg, followed through the runs ------------------------------------------------------------------------
