@@ -32,6 +32,8 @@ from matrix.results import (
 )
 from matrix.verdict import Cell, Standing, Verdict, judge, judge_leg, pair_legs
 
+_PARAMETERS = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
 MESSAGE = 500
 """Characters of a failure's message, or of the reason of a leg that was not run, that are kept."""
 
@@ -204,7 +206,7 @@ def _cell(observation: Observation) -> CellName:
         topology=observation.topology,
         world_size=observation.world_size,
         sp_size=observation.sp_size,
-        parameters=json.dumps(observation.parameters, sort_keys=True, separators=(",", ":"), ensure_ascii=False),
+        parameters=_PARAMETERS.encode(observation.parameters),
     )
 
 

@@ -38,8 +38,9 @@ script-src '{script_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
 <style>{style}</style>
 </head>
 <body>
-<div id="page"><noscript><p>This page draws its data with a script, which this browser does not run. The same is \
-printed by <code>sp-compat history show</code>.</p></noscript></div>
+<noscript><p>This page draws its data with a script, which this browser does not run. The same is printed by \
+<code>sp-compat history show</code>.</p></noscript>
+<div id="page" aria-busy="true"></div>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>

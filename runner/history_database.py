@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +49,8 @@ CREATE TABLE evidence (
 ) WITHOUT ROWID;
 """
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 T = TypeVar("T")
 
 
@@ -64,7 +67,7 @@ class HistoryDatabase:
         with self._transaction():
             if self._one("SELECT id FROM run WHERE digest = ?", digest) is not None:
                 return False
-            time = int(run.time.timestamp() * 1_000_000)
+            time = (run.time - _EPOCH) // timedelta(microseconds=1)
             before = self._one("SELECT id FROM run WHERE time <= ? ORDER BY time DESC, id DESC LIMIT 1", time)
             earlier = self._runs([before]) if before is not None else []
             id = self._insert(

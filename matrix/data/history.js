@@ -303,4 +303,4 @@ document.getElementById("page").replaceChildren(
 window.addEventListener("hashchange", () => { state = read(); fill(); draw(); });
 fill();
 draw();
-document.documentElement.dataset.ready = "true";
+document.getElementById("page").removeAttribute("aria-busy");

@@ -54,7 +54,7 @@ def as_read(document: Results) -> Results:
 times = st.datetimes().map(lambda time: f"{time.isoformat()}Z")
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
 @given(st.lists(st.tuples(any_results(), times), min_size=1, max_size=5, unique_by=lambda one: one[1]))
 def test_what_was_added_comes_back_in_the_order_of_its_time(
     documents: list[tuple[Results, str]],
@@ -261,7 +261,7 @@ def test_a_mistake_is_one_sentence(nights: Path, cache: Path, words: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("count", "megabytes"), [(90, 1), pytest.param(730, 10, marks=pytest.mark.slow, id="two years")]
+    ("count", "megabytes"), [(60, 1), pytest.param(730, 10, marks=pytest.mark.slow, id="two years")]
 )
 def test_years_of_nights_are_small_and_quick(tmp_path: Path, count: int, megabytes: float) -> None:
     """12 releases by 500 observations a night: 4.4 million in two years."""

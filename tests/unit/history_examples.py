@@ -28,37 +28,42 @@ def night(number: int, *observations: Observation, legs: list[Leg] | None = None
 def simulated(nights: int, releases: int = 12, cells: int = 500, seed: int = 1) -> Iterator[Results]:
     """A night has a leg for each pinned release and one for `latest`; 2.14.0 broke a case, a commit mended another."""
     random_ = random.Random(seed)
-    pinned = [f"2.{minor}.0" for minor in range(releases - 1)]
+    pinned = [leg(f"2.{minor}.0") for minor in range(releases - 1)]
+    steady = {one.id: [_steady(one, place) for place in range(cells)] for one in pinned}
     for number in range(nights):
-        latest = LATEST[number * len(LATEST) // nights]
-        legs = [leg(torch) for torch in pinned]
-        legs.append(leg(latest, id="latest", requested=Requested(torch="latest", deepspeed="none")))
+        torch = LATEST[number * len(LATEST) // nights]
+        latest = leg(torch, id="latest", requested=Requested(torch="latest", deepspeed="none"))
+        steady["latest"] = [_steady(latest, place) for place in range(cells)]
         commit = number * 50 // nights
-        seen = [_measured(one, place, commit, random_) for one in legs for place in range(cells)]
-        yield night(number, *seen, legs=legs, sha=f"{commit:040x}")
+        legs = [*pinned, latest]
+        seen = [_tonight(cell, commit, random_) for one in legs for cell in steady[one.id]]
+        yield night(number, *seen, legs=legs, sha=f"{commit:04x}{0:036x}")
 
 
-def _measured(one: Leg, place: int, commit: int, random_: random.Random) -> Observation:
-    suite = "loss" if place % 2 else "collectives"
-    topology = ("sp2-contiguous", "sp2-strided", "sp4")[place // 40 % 3]
-    lane = ("gloo", "nccl-path")[place // 20 % 2]
+def _steady(one: Leg, place: int) -> Observation:
+    name = f"{'loss' if place % 2 else 'collectives'}/case_{place % 20:02}"
     where: dict[str, object] = {
         "leg": one.id,
-        "lane": lane,
-        "topology": topology,
+        "lane": ("gloo", "nccl-path")[place // 20 % 2],
+        "topology": ("sp2-contiguous", "sp2-strided", "sp4")[place // 40 % 3],
         "parameters": {"variant": place // 120, "dtype": "float32"},
         "ranks": [],
     }
-    name = f"{suite}/case_{place % 20:02}"
     if name == "collectives/case_02" and one.torch == "2.14.0":
-        return crash(name=name, **where | {"ranks": []})
-    if name == "loss/case_03" and commit < 20:
-        return observation(name, "wrong", message=f"off by {commit}", **where)
-    if name == "collectives/case_04" and random_.random() < 0.02:
-        return observation(name, "hang", flaky=True, message="no progress", **where)
-    if name == "loss/case_05":
-        return observation(name, "scaled", factor=2 + random_.random() * 1e-6, **where)
-    return observation(name, factor=1 + random_.random() * 1e-7, **where)
+        return crash(name=name, **where)
+    return observation(name, factor=1.0, **where)
+
+
+def _tonight(cell: Observation, commit: int, random_: random.Random) -> Observation:
+    if cell.case == "case_03" and commit < 20:
+        return msgspec.structs.replace(cell, outcome="wrong", message=f"off by {commit}")
+    if cell.case == "case_04" and random_.random() < 0.02:
+        return msgspec.structs.replace(cell, outcome="hang", flaky=True, message="no progress")
+    if cell.case == "case_05":
+        return msgspec.structs.replace(cell, outcome="scaled", factor=2 + random_.random() * 1e-6)
+    if cell.case == "case_06":
+        return msgspec.structs.replace(cell, factor=1 + random_.random() * 1e-7)
+    return cell
 
 
 def after(results: Results, days: int) -> Results:
