@@ -59,4 +59,6 @@ install it (apt-get install python3 python3-venv), or put actions/setup-python b
   touch "$venv/complete"
 fi
 
+# With arguments it is a command that is run: for steps of the project's own workflows.
+[ $# -eq 0 ] || exec "$venv/bin/python" -I -m runner "$@"
 exec "$venv/bin/python" -I -m runner.action

@@ -87,6 +87,10 @@ examples:
   sp-compat history add                                  the run in out/
   sp-compat history add nights/ --database nightly.sqlite    every run in the directories of nights/
 """,
+    "history fetch": """\
+example:
+  sp-compat history fetch && sp-compat history add out/
+""",
     "history show": """\
 examples:
   sp-compat history show                           every change, the newest first, and what changed with it
@@ -374,7 +378,17 @@ def _add_history(commands: Commands) -> None:
     )
     showing.set_defaults(command=_command("show", "history"))
 
-    for action in (adding, showing):
+    fetching = _sub(
+        actions,
+        "history fetch",
+        "in a workflow of GitHub: the database that the newest run of it on this branch has left",
+    )
+    fetching.add_argument(
+        "--comment-id", default=COMMENT_ID, metavar="ID", help=f"of several matrices (default: {COMMENT_ID})"
+    )
+    fetching.set_defaults(command=_command("fetch", "history_artifact"))
+
+    for action in (adding, showing, fetching):
         action.add_argument("--database", type=Path, default=Path(HISTORY), metavar="FILE", help=f"default: {HISTORY}")
 
 

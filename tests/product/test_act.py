@@ -18,7 +18,14 @@ from typing import Any
 
 import pytest
 
-from matrix.results import decode
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+import history_examples as nights
+from results_examples import observation
+
+from matrix import history
+from matrix.results import Results, decode, encode
+from runner import history_database
 from tests.github_server.server import StandIn
 from tests.github_server.state import Commit, PullRequest, Run
 from tests.product import github_jobs
@@ -47,6 +54,15 @@ jobs:
   comment:
     uses: org/sp-compat-action/.github/workflows/comment.yml@v1
     permissions: {actions: read, contents: read, pull-requests: write}
+"""
+HISTORY_CALLER = """\
+name: nightly
+on: {schedule: [{cron: "17 3 * * *"}]}
+permissions: {}
+jobs:
+  history:
+    uses: org/sp-compat-action/.github/workflows/history.yml@v1
+    permissions: {actions: read, contents: read, pages: write, id-token: write}
 """
 # A few cases, among them the one that torch 2.3 has put right.
 CONFIG = """\
@@ -270,3 +286,38 @@ def test_the_next_run_brings_the_comment_up_to_date(bench: Bench, pull: PullRequ
         "sp-compat-leg-torch2.13.0-dsnone-py3.11-cpu-1",
         "sp-compat-results-1",
     }
+
+
+def test_the_history_goes_from_night_to_night_and_is_published(
+    tmp_path: Path, pythons: Path, cache: Path, bench: Bench
+) -> None:
+    night = Bench(tmp_path, pythons, cache, bench.stand_in)
+    (night.project / ".github/workflows/history.yml").write_text(HISTORY_CALLER, "utf-8")
+    state = night.stand_in.state
+    before = state.run(state.line(1)[0], "schedule", workflow=44)
+    state.artifact(before, "sp-compat-history-1", {"sp-compat-history.sqlite": history_of(tmp_path, 0)})
+    (night.artifacts / "sp-compat-results-1").mkdir()
+    (night.artifacts / "sp-compat-results-1/results.json").write_bytes(encode(night_of(1)))
+    (night.artifacts / "sp-compat-results-1/report.html").write_text("the report", "utf-8")
+    run = state.run(state.line(1)[0], "schedule", workflow=44, status="in_progress")
+    payload = {"repository": {"full_name": "org/project", "default_branch": "main"}}
+    ended = night.act("schedule", "history.yml", payload, run, state.token(contents="read", actions="read"))
+
+    assert ended == {"add": "success", "publish": "success"}
+    with history_database.open_existing(night.artifacts / "sp-compat-history-1/sp-compat-history.sqlite") as database:
+        assert [one.generated_at for one in database.runs()] == [night_of(0).generated_at, night_of(1).generated_at]
+    site = night.artifacts / "sp-compat-pages-1"
+    assert {path.name for path in site.iterdir()} == {"index.html", "history.html", "report.html", "badge"}
+    assert json.loads((site / "badge/verdict.json").read_bytes())["message"] == "1 unexpected failure"
+    assert "loss/x" in (site / "history.html").read_text("utf-8")
+
+
+def night_of(number: int) -> Results:
+    return nights.night(number, observation("loss/x", "pass" if number == 0 else "wrong"))
+
+
+def history_of(directory: Path, number: int) -> bytes:
+    path = directory / "before.sqlite"
+    with history_database.create(path) as database:
+        database.add(history.run_of(night_of(number)))
+    return path.read_bytes()
