@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -22,11 +23,12 @@ PAGE = "history.html"
 
 
 def add(arguments: argparse.Namespace) -> int:
-    runs = [run for path in arguments.paths for run in _read(path)]
+    documents = [document for path in arguments.paths for document in results_files.documents(path)]
+    first = _read(documents[0])  # before there is a database, which a mistake is not to leave behind
     with history_database.create(arguments.database) as database:
-        added = sum([database.add(run) for run in runs])
+        added = sum(database.add(run) for run in chain([first], map(_read, documents[1:])))
         kept = database.runs()
-    before = f", {len(runs) - added} added before" if added < len(runs) else ""
+    before = f", {len(documents) - added} added before" if added < len(documents) else ""
     print(log_text.safe(f"added {_number(added, 'run')}{before}; {arguments.database} has {_extent(kept)}"))
     return 0
 
@@ -54,14 +56,11 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> list[Run]:
-    runs = []
-    for document in results_files.documents(path):
-        try:
-            runs.append(history.run_of(results_files.read(document)))
-        except InvalidRun as error:
-            raise UsageError(f"{document}: {error}") from None
-    return runs
+def _read(document: Path) -> Run:
+    try:
+        return history.run_of(results_files.read(document))
+    except InvalidRun as error:
+        raise UsageError(f"{document}: {error}") from None
 
 
 def _selected(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:

@@ -44,8 +44,7 @@ CREATE TABLE measured (
     cells INTEGER NOT NULL REFERENCES list, outcomes INTEGER NOT NULL REFERENCES list, PRIMARY KEY (run, place)
 ) WITHOUT ROWID;
 CREATE TABLE evidence (
-    run INTEGER NOT NULL, place INTEGER NOT NULL, cell INTEGER NOT NULL, message INTEGER NOT NULL REFERENCES message,
-    PRIMARY KEY (run, place, cell)
+    run INTEGER NOT NULL, place INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (run, place)
 ) WITHOUT ROWID;
 """
 
@@ -76,9 +75,9 @@ class HistoryDatabase:
             )
             for place, of_leg in enumerate(run.legs):
                 self._add_leg(id, place, of_leg)
-            for place, cell, message in _news(run, earlier):
-                key = self._interned("message", message.encode())
-                self._insert("INSERT INTO evidence VALUES (?, ?, ?, ?)", id, place, cell, key)
+            for place, messages in _news(run, earlier):
+                kept = {cell: self._interned("message", message.encode()) for cell, message in messages.items()}
+                self._insert("INSERT INTO evidence VALUES (?, ?, ?)", id, place, _packed(kept))
         return True
 
     def runs(self) -> list[Run]:
@@ -237,8 +236,16 @@ def _digest(run: Run) -> bytes:
     return hashlib.sha256(msgspec.json.encode([run.time, run.tool, run.source, legs])).digest()
 
 
-def _news(run: Run, earlier: Sequence[Run]) -> Iterable[tuple[int, int, str]]:
-    """Leg, cell and message of each cell that was another, or was not there, in the run before."""
+def _packed(content: object) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(content), 9)
+
+
+def _unpacked(content: bytes, type: type[T]) -> T:
+    return msgspec.msgpack.decode(zlib.decompress(content), type=type)
+
+
+def _news(run: Run, earlier: Sequence[Run]) -> Iterable[tuple[int, Mapping[int, str]]]:
+    """By leg, the messages of the cells that were something else, or were not there, in the run before."""
     placed = {id(of_leg): place for place, of_leg in enumerate(run.legs)}
     for line in lines([*earlier, run]):
         now = line.nights[-1]
@@ -246,10 +253,13 @@ def _news(run: Run, earlier: Sequence[Run]) -> Iterable[tuple[int, int, str]]:
             continue
         before = line.nights[0].of_leg if len(line.nights) > 1 else None
         was = dict(zip(before.cells, before.seen, strict=True)) if before else {}
-        for cell, message in now.of_leg.messages.items():
-            earlier_seen = was.get(now.of_leg.cells[cell])
-            if earlier_seen is None or earlier_seen.text != now.of_leg.seen[cell].text:
-                yield placed[id(now.of_leg)], cell, message
+        news = {}
+        for place, message in now.of_leg.messages.items():
+            seen_before = was.get(now.of_leg.cells[place])
+            if seen_before is None or seen_before.text != now.of_leg.seen[place].text:
+                news[place] = message
+        if news:
+            yield placed[id(now.of_leg)], news
 
 
 @dataclass
@@ -270,11 +280,10 @@ class _Stored:
 
     def run(self, id: int) -> Run:
         found = self.connection.execute("SELECT generated_at, tool, source FROM run WHERE id = ?", (id,)).fetchone()
-        evidence: dict[int, dict[int, str]] = {}
-        for place, cell, message in self.connection.execute(
-            "SELECT place, cell, message FROM evidence WHERE run = ? ORDER BY place, cell", (id,)
-        ):
-            evidence.setdefault(place, {})[cell] = self._messages[message]
+        evidence = {
+            place: {cell: self._messages[message] for cell, message in _unpacked(content, dict[int, int]).items()}
+            for place, content in self.connection.execute("SELECT place, content FROM evidence WHERE run = ?", (id,))
+        }
         legs = tuple(
             self._leg(leg, cells, outcomes, evidence.get(place, {}))
             for place, leg, cells, outcomes in self.connection.execute(
@@ -295,8 +304,7 @@ class _Stored:
     def _items(self, list: int, of: Mapping[int, T], read: dict[int, tuple[T, ...]]) -> tuple[T, ...]:
         if list not in read:
             (content,) = self.connection.execute("SELECT content FROM list WHERE id = ?", (list,)).fetchone()
-            ids = msgspec.msgpack.decode(zlib.decompress(content), type=tuple[int, ...])
-            read[list] = tuple(of[id] for id in ids)
+            read[list] = tuple(of[id] for id in _unpacked(content, tuple[int, ...]))
         return read[list]
 
     def _all(self, table: str, type: type[T]) -> dict[int, T]:

@@ -257,6 +257,16 @@ def test_a_mistake_is_one_sentence(nights: Path, cache: Path, words: tuple[str, 
     assert not (nights / "none.sqlite").exists()
 
 
+def test_a_mistake_leaves_no_database_and_any_name_is_one(nights: Path, tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    done = running.run("history", "add", ".", cache=cache, directory=tmp_path)
+    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["results.json"])
+    name = "a?b#c%20d\n.sqlite"
+    done = running.run("history", "add", str(nights / "night0"), "--database", name, cache=cache, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(kept(tmp_path / name)) == 1
+
+
 # --- two years --------------------------------------------------------------------------------------------------------
 
 
