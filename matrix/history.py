@@ -30,7 +30,7 @@ from matrix.results import (
     Source,
     Tool,
 )
-from matrix.verdict import Cell, Standing, Verdict, judge, judge_leg, pair_legs
+from matrix.verdict import Cell, Standing, Verdict, judge, pair_legs
 
 _PARAMETERS = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -79,7 +79,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        return signs.outcome(self)
+        """As `signs.outcome` tells an observation."""
+        factor = f" ×{self.factor:.4g}" if self.outcome == "scaled" and self.factor is not None else ""
+        return f"{signs.OUTCOMES[self.outcome]}{factor}{', flaky' if self.flaky else ''}"
 
 
 @dataclass(frozen=True)
@@ -484,14 +486,11 @@ def latest_verdict(runs: Sequence[Run], issues: KnownIssues) -> Verdict:
     A failure counts as known where it did when the run was reported: the evidence to judge it again is not kept.
     """
     results = runs[-1].results()
-    judged = judge(results, KnownIssues(), runs[-2].results() if len(runs) > 1 else None, "unexpected")
+    before = runs[-2].results() if len(runs) > 1 else None
+    of_legs = KnownIssues(tuple(entry for entry in issues.entries if entry.legs))
+    judged = judge(results, of_legs, before, "unexpected")
     entries = {entry.id: entry for entry in issues.entries}
-    return replace(
-        judged,
-        results=results,
-        cells=tuple(_as_it_was_known(cell, entries) for cell in judged.cells),
-        legs=tuple(judge_leg(leg.leg, issues.explain_leg(leg.leg), leg.was) for leg in judged.legs),
-    )
+    return replace(judged, results=results, cells=tuple(_as_it_was_known(cell, entries) for cell in judged.cells))
 
 
 def _as_it_was_known(cell: Cell, entries: Mapping[str, KnownIssue]) -> Cell:

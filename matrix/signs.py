@@ -6,9 +6,8 @@ The word carries the meaning: a screen reader may skip the sign, and a log may h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from matrix.results import Leg
+from matrix.results import Leg, Observation
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,7 @@ def lane(name: str) -> str:
     return f"{name} (emulated)" if name in _EMULATED_LANES else name
 
 
-class Observed(Protocol):
-    """An observation, or what a history keeps of one."""
-
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def factor(self) -> float | None: ...
-    @property
-    def flaky(self) -> bool: ...
-
-
-def outcome(observation: Observed) -> str:
+def outcome(observation: Observation) -> str:
     """Sign and word, with the factor of a `scaled` observation."""
     sign = OUTCOMES[observation.outcome]
     factor = f" ×{observation.factor:.4g}" if observation.outcome == "scaled" and observation.factor is not None else ""

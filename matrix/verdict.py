@@ -181,7 +181,7 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
     return Verdict(
         results=_with_known_issues(results, cells),
         cells=cells,
-        legs=tuple(judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
+        legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
         fail_on=fail_on,
         baseline=baseline.source if baseline else None,
         gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
@@ -247,7 +247,7 @@ def _was_right_on_the_same_releases(was: Observation | None, leg: Leg, leg_was: 
     return was is not None and was.outcome == "pass" and leg_was is not None and versions(leg) == versions(leg_was)
 
 
-def judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
+def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
     failed_before = was is not None and _environment_at_fault(was)
     standing: LegStanding
     if leg.status == "completed":
