@@ -32,10 +32,10 @@ collect_cache() {
 
 collect_images() {
   local images used now budget id size when total=0
-  images=$(own_images) && used=$(images_in_use) || {
+  if ! { images=$(own_images) && used=$(images_in_use); }; then
     tell warning "${setting[engine]} does not list its images: none was collected"
     return 1
-  }
+  fi
   now=$(date +%s)
   budget=$(bytes "${setting[image_budget]}")
   # The most recently used first: what comes when the budget is used up goes. Layers that images share count in each.

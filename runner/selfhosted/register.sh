@@ -7,7 +7,7 @@
 # The token (default: the file /etc/sp-compat-runner/token, which only root can read) may create runners: of an
 # organisation, a repository or an enterprise, as the URL in the settings says. It is read from a file or a descriptor
 # and goes to curl through a pipe: it is in no argument, no variable of a child, no log. What GitHub answers is a
-# credential too, good for one job; serve.sh finds it in the runner's own file in memory, and empties that.
+# credential too, good for one job; serve.sh finds it in a file in memory that only its user can read, and removes that.
 #
 # A refusal that another attempt would meet as well takes the machine out of service.
 { set +x; } 2>/dev/null # a trace would show the token
@@ -46,9 +46,10 @@ add() {
     refused "$status" "$(jq --raw-output '.message // empty' <<<"$answer" 2>/dev/null)"
   fi
   jq --raw-output '.runner.id' <<<"$answer" >"$identity"
-  # Created first with its mode and its owner, so that it is never anybody else's to read.
-  install --mode=0600 --owner="${setting[user]}" /dev/null "${setting[runtime]}/$instance.jitconfig"
-  jq --raw-output '.encoded_jit_config' <<<"$answer" >"${setting[runtime]}/$instance.jitconfig"
+  # It gets its mode and its owner before its content, and only then its place, in a directory of that owner.
+  install --mode=0600 --owner="${setting[user]}" /dev/null "$identity.jitconfig"
+  jq --raw-output '.encoded_jit_config' <<<"$answer" >"$identity.jitconfig"
+  mv --no-target-directory -- "$identity.jitconfig" "${setting[runtime]}/$instance/jitconfig"
   echo "registered $name for one job at ${setting[url]}"
 }
 
@@ -68,7 +69,7 @@ refused() {
 remove() {
   local id answer
   id=$(cat "$identity" 2>/dev/null) || return 0
-  rm --force "$identity" "${setting[runtime]}/$instance.jitconfig"
+  rm --force "$identity" "$identity.jitconfig"
   [[ $id =~ ^[0-9]+$ ]] || return 0
   answer=$(request DELETE "$runners/$id") || return 0
   [ "${answer##*$'\n'}" != 204 ] || echo "removed the runner that took no job"

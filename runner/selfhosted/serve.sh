@@ -13,10 +13,10 @@ source "$here/machine.sh"
 main() {
   read_settings
   [[ ${1:-} =~ ^[0-9]+$ && ${2:-} =~ ^[0-9]+$ ]] || refuse "usage: serve.sh INSTANCE GRACE"
-  local grace=$2 file="${setting[runtime]}/$1.jitconfig" configuration
+  local grace=$2 file="${setting[runtime]}/$1/jitconfig" configuration
+  [ -r "$file" ] || refuse "there is no $file; register.sh writes it before each start"
   configuration=$(<"$file")
-  : >"$file"
-  [ -n "$configuration" ] || refuse "$file is empty; register.sh fills it once for each start"
+  rm -- "$file"
 
   runner=
   stopping=
