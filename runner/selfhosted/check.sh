@@ -89,6 +89,7 @@ disks_have_room() {
 }
 
 engine_root() {
+  [ -n "${setting[engine]}" ] || return 0
   local form='{{.DockerRootDir}}' found
   [ "${setting[engine]}" != podman ] || form='{{.Store.GraphRoot}}'
   found=$(bounded "${setting[answer_limit]}" "${setting[engine]}" info --format "$form") || found=''

@@ -24,14 +24,15 @@ main() {
 }
 
 clean_containers() {
-  local list id mark
+  [ -n "${setting[engine]}" ] || return 0
+  local list id state owner
   list=$(bounded "${setting[answer_limit]}" "${setting[engine]}" ps --all --no-trunc \
-    --filter "label=$CONTAINER_LABEL" --format "{{.ID}} {{.Label \"$CONTAINER_LABEL\"}}") || {
+    --filter "label=$OWNER_LABEL" --format "{{.ID}} {{.State}} {{.Label \"$OWNER_LABEL\"}}") || {
     tell warning "${setting[engine]} does not list its containers: $(one_line "$list")"
     return 0
   }
-  while read -r id mark; do
-    if [[ $id =~ ^[0-9a-f]{12,64}$ ]] && ! lives "$mark"; then
+  while read -r id state owner; do
+    if [[ $id =~ ^[0-9a-f]{12,64}$ ]] && is_gone "$state" "$owner"; then
       if bounded "${setting[answer_limit]}" "${setting[engine]}" rm --force --volumes "$id" >/dev/null; then
         echo "removed container ${id:0:12} of a run that was killed"
       else
@@ -41,6 +42,22 @@ clean_containers() {
   done <<<"$list"
 }
 
+# is_gone STATE OWNER: whether nobody waits for a container any more, as runner/owner.py has it. The owner is a process,
+# its start, the boot since which it counts, and who numbers it; one that is numbered elsewhere cannot be looked for.
+is_gone() {
+  local words fields text
+  read -r -a words <<<"$2"
+  [[ ${#words[@]} -eq 4 && ${words[0]} =~ ^[0-9]+$ ]] || return 1
+  if [ "${words[2]} ${words[3]}" != "$(</proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)" ]; then
+    [[ $1 != running && $1 != paused ]]
+    return
+  fi
+  { text=$(<"/proc/${words[0]}/stat"); } 2>/dev/null || return 0
+  # The command's name stands in parentheses and may contain anything.
+  read -r -a fields <<<"${text##*)}"
+  [[ ${fields[0]} == [ZX] || ${fields[19]} != "${words[1]}" ]]
+}
+
 # A rank holds GPU memory for as long as it lives.
 clean_ranks() {
   local pid killed=()
@@ -48,25 +65,33 @@ clean_ranks() {
     kill -KILL "$pid" 2>/dev/null && killed+=("$pid")
   done
   [ ${#killed[@]} -gt 0 ] || return 0
-  echo "killed ${#killed[@]} processes of a run that is gone: ${killed[*]}"
+  echo "killed processes of a run that is gone: ${killed[*]}"
   local until=$((SECONDS + 5))
   while kill -0 "${killed[@]}" 2>/dev/null && [ "$SECONDS" -lt "$until" ]; do
     sleep 0.2
   done
 }
 
+# Processes of the suite, by its own option in their command line. A living run has its tether above them, and a suite
+# that somebody started by hand their shell: only what nobody is above any more has been left.
 orphaned_ranks() {
-  local file pid mark
-  # One reading of /proc by one process; the environment of others' processes cannot be read.
-  grep --files-with-matches --null-data --no-messages "^$OWNER_VARIABLE=" /proc/[0-9]*/environ | while IFS= read -r file; do
-    pid=${file#/proc/}
-    pid=${pid%/environ}
-    # In a container the mark names a process that is not seen from here; with its container it goes.
-    [ "/proc/$pid/ns/pid" -ef /proc/self/ns/pid ] || continue
-    [ "$(stat --format=%u "/proc/$pid" 2>/dev/null)" = "$user" ] || continue
-    mark=$(grep --null-data --no-messages "^$OWNER_VARIABLE=" "$file" | head --zero-terminated --lines=1 | tr -d '\0') || true
-    lives "${mark#*=}" || echo "$pid"
-  done || true
+  local file pid above
+  local -A ours=()
+  while IFS= read -r file; do
+    pid=${file//[!0-9]/}
+    # What runs in a container goes with its container.
+    if [ "/proc/$pid/ns/pid" -ef /proc/self/ns/pid ] && [ "$(stat --format=%u "/proc/$pid" 2>/dev/null)" = "$user" ]; then
+      ours[$pid]=yes
+    fi
+  done < <(grep --files-with-matches --null-data --no-messages '^--sp-observations=' /proc/[0-9]*/cmdline)
+  for pid in "${!ours[@]}"; do
+    above=$pid
+    while [ -n "${ours[$above]:-}" ]; do
+      above=$(awk '$1 == "PPid:" {print $2}' "/proc/$above/status" 2>/dev/null) || above=
+      above=${above:-none}
+    done
+    [ "$above" != 1 ] || echo "$pid"
+  done
 }
 
 # What is not ours in a directory of ours can be removed; a directory that is not ours, with files in it, cannot. Then

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the scripts of a runner share: the settings of the machine, commands that are bounded in time, who is alive, and
-# how something is said to the job's log and to the journal. Sourced, never run.
+# What the scripts of a runner share: the settings of the machine, commands that are bounded in time, and how
+# something is said to the job's log and to the journal. Sourced, never run.
 
 # The settings and their defaults. A size is in bytes, with K, M, G or T; a limit in seconds; `keep` in days.
 declare -A setting=(
@@ -14,9 +14,9 @@ declare -A setting=(
   [answer_limit]=10 [settle_limit]=15 [ready_limit]=120 [hook_limit]=120
 )
 
-# The labels that runner/containers.py gives to what is ours, and the variable that runner/leg.py gives to the ranks.
+# The labels of what is ours at an engine: runner/containers.py.
 # shellcheck disable=SC2034
-readonly IMAGE_LABEL=org.sp-compat.key CONTAINER_LABEL=org.sp-compat.owner OWNER_VARIABLE=SP_COMPAT_OWNER
+readonly IMAGE_LABEL=sp-compat.key OWNER_LABEL=sp-compat.owner
 
 # shellcheck disable=SC2034
 readonly UNFIT=3 # the exit status of a check that found the machine broken
@@ -93,20 +93,12 @@ bounded() {
   return "$status"
 }
 
-# Whether the owner that a mark names is alive. A mark is PID:START, the start as in /proc/PID/stat: process ids return.
-lives() {
-  local pid=${1%%:*} text
-  [[ $1 =~ ^[0-9]+:[0-9]+$ ]] || return 0 # not a mark that we know: not ours to judge
-  { text=$(<"/proc/$pid/stat"); } 2>/dev/null || return 1
-  # The command's name stands in parentheses and may contain anything.
-  read -r -a fields <<<"${text##*) }"
-  [ "${fields[0]}" != Z ] && [ "${fields[19]}" = "${1#*:}" ]
-}
-
-# report_unfit REASON: for a hook, which is not root. retire.sh makes of it that no further job is taken.
+# report_unfit REASON: for a hook, which is not root. retire.sh makes of it that no further job is taken; where no
+# `runtime` is set, in a pod, there is nobody to read it.
 report_unfit() {
   local report="${setting[runtime]}/${SP_COMPAT_RUNNER_INSTANCE:-1}/unfit"
-  tell error "this machine is taken out of service: $1"
+  tell error "this machine is broken and is taken out of service: $1"
+  [ -n "${setting[runtime]}" ] || return 0
   { one_line "$1" >"$report"; } 2>/dev/null ||
     tell warning "$report cannot be written: take the runner out of service by hand"
 }

@@ -20,7 +20,7 @@ toolkit, a user without sudo, GitHub'\''s runner, hooks, units and the timer tha
   --sp-compat COMMAND      the command that collects the cache, as /opt/sp-compat/bin/sp-compat
   --dry-run                print each change, make none; needs no root
 
-  sudo ./provision.sh --url https://github.com/my-org --runner-version 2.330.0 --runner-sha256 af5c... --dry-run
+  sudo ./provision.sh --url https://github.com/my-org --runner-version 2.330.0 --runner-sha256 SUM --dry-run
 
 The token is not for this script: put it into /etc/sp-compat-runner/token yourself, owned by root, mode 600.
 Exit status: 0 done, or nothing to do; 1 a change failed; 2 a mistake in usage, or a machine that it cannot provision.'
