@@ -52,7 +52,7 @@ is_gone() {
     [[ $1 != running && $1 != paused ]]
     return
   fi
-  { text=$(<"/proc/${words[0]}/stat"); } 2>/dev/null || return 0
+  text=$(cat "/proc/${words[0]}/stat" 2>/dev/null) || return 0
   # The command's name stands in parentheses and may contain anything.
   read -r -a fields <<<"${text##*)}"
   [[ ${fields[0]} == [ZX] || ${fields[19]} != "${words[1]}" ]]
@@ -125,7 +125,7 @@ clean_temporary() {
     find /proc/[0-9]*/cwd /proc/[0-9]*/fd -maxdepth 1 -type l -printf '%l\n' 2>/dev/null
     cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n'
   ) || true
-  printf '%s\0' /tmp /var/tmp "${TMPDIR:-/tmp}" "${RUNNER_TEMP:-/tmp}" | sort --zero-terminated --unique |
+  tr ':' '\0' <<<"${setting[temporary]}:${TMPDIR:-}:${RUNNER_TEMP:-}:" | sort --zero-terminated --unique |
     while IFS= read -r -d '' directory; do
       [ ! -d "$directory" ] || find -P "$directory" -xdev -mindepth 1 -maxdepth 1 -name 'sp-compat-*' -type d -user "$user" \
         -mmin "+$STALE_MINUTES" -print0

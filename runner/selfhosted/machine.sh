@@ -6,7 +6,7 @@
 declare -A setting=(
   [url]='' [labels]='self-hosted,linux,sp-compat' [group]=1
   [user]=sp-compat-runner [state]=/var/lib/sp-compat-runner [runtime]=/run/sp-compat-runner
-  [engine]=docker [gpus]=0
+  [engine]=docker [gpus]=0 [temporary]=/tmp:/var/tmp
   [gpu_memory]=1024 # MiB that a GPU may hold without a job
   [disk_free]=20G [cache]=/var/cache/sp-compat-runner [cache_budget]=100G [image_budget]=200G [keep]=30
   [sp_compat]='' # the command that collects the cache

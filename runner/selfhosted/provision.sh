@@ -27,10 +27,9 @@ Exit status: 0 done, or nothing to do; 1 a change failed; 2 a mistake in usage, 
 
 readonly TOOLKIT=https://nvidia.github.io/libnvidia-container
 readonly USER_NAME=sp-compat-runner
-root=${SP_COMPAT_PROVISION_ROOT:-} # before every path: the tests provision a directory
-library=$root/usr/local/lib/sp-compat-runner
-state=$root/var/lib/sp-compat-runner
-settings=$root/etc/sp-compat-runner/config
+readonly LIBRARY=/usr/local/lib/sp-compat-runner
+readonly STATE=/var/lib/sp-compat-runner
+readonly SETTINGS=/etc/sp-compat-runner/config
 
 main() {
   read_arguments "$@"
@@ -84,7 +83,7 @@ read_arguments() {
 check_machine() {
   local kind
   # shellcheck source=/dev/null
-  kind=$(. "$root/etc/os-release" && echo " $ID ${ID_LIKE:-} ")
+  kind=$(. /etc/os-release && echo " $ID ${ID_LIKE:-} ")
   [[ $kind == *' debian '* || $kind == *' ubuntu '* ]] || refuse "this is '${kind// /}'; Debian or Ubuntu is needed"
   [ -n "$dry_run" ] || [ "$(id -u)" = 0 ] || refuse "root is needed; --dry-run does without"
   if [ "${option[gpus]}" != 0 ]; then
@@ -93,7 +92,7 @@ check_machine() {
     is_installed nvidia-container-toolkit || [ -n "${option[toolkit_key_sha256]}" ] ||
       refuse "--toolkit-key-sha256 is needed: the SHA-256 of $TOOLKIT/gpgkey, from a machine you trust"
   fi
-  if [ ! -e "$state/actions-runner/.release" ] || [ -n "${option[runner_version]}${option[runner_sha256]}" ]; then
+  if [ ! -e "$STATE/actions-runner/.release" ] || [ -n "${option[runner_version]}${option[runner_sha256]}" ]; then
     [[ -n ${option[runner_version]} && -n ${option[runner_sha256]} ]] ||
       refuse "--runner-version and --runner-sha256 are needed: see https://github.com/actions/runner/releases"
   fi
@@ -142,16 +141,16 @@ available() {
 
 install_toolkit() {
   [ "${option[gpus]}" != 0 ] || return 0
-  local key=$root/etc/apt/keyrings/nvidia-container-toolkit.asc
-  local list=$root/etc/apt/sources.list.d/nvidia-container-toolkit.list
+  local key=/etc/apt/keyrings/nvidia-container-toolkit.asc
+  local list=/etc/apt/sources.list.d/nvidia-container-toolkit.list
   if ! is_installed nvidia-container-toolkit; then
-    local source="deb [signed-by=${key#"$root"}] $TOOLKIT/stable/deb/\$(ARCH) /"
-    [ -e "$key" ] || change "fetch the key of NVIDIA's packages to ${key#"$root"}, if its checksum is the one given" \
+    local source="deb [signed-by=$key] $TOOLKIT/stable/deb/\$(ARCH) /"
+    [ -e "$key" ] || change "fetch the key of NVIDIA's packages to $key, if its checksum is the one given" \
       fetch "$TOOLKIT/gpgkey" "${option[toolkit_key_sha256]}" "$key"
-    [ "$(cat "$list" 2>/dev/null)" = "$source" ] || change "add NVIDIA's packages to ${list#"$root"}" write "$list" "$source"
+    [ "$(cat "$list" 2>/dev/null)" = "$source" ] || change "add NVIDIA's packages to $list" write "$list" "$source"
     change "install nvidia-container-toolkit" apt_install nvidia-container-toolkit
   fi
-  grep --quiet nvidia-container-runtime "$root/etc/docker/daemon.json" 2>/dev/null ||
+  grep --quiet nvidia-container-runtime /etc/docker/daemon.json 2>/dev/null ||
     change "have docker hand out GPUs, and restart it" configure_docker
 }
 
@@ -192,34 +191,34 @@ make_user() {
 }
 
 make_directories() {
-  ensure_directory "$library" root 755
-  ensure_directory "${settings%/*}" root 755
-  ensure_directory "$state" root 755
-  ensure_directory "$root/var/cache/sp-compat-runner" "$USER_NAME" 755
+  ensure_directory "$LIBRARY" root 755
+  ensure_directory "${SETTINGS%/*}" root 755
+  ensure_directory "$STATE" root 755
+  ensure_directory "/var/cache/sp-compat-runner" "$USER_NAME" 755
 }
 
 ensure_directory() {
   [ "$(stat --format='%U %a' "$1" 2>/dev/null)" = "$2 $3" ] ||
-    change "make ${1#"$root"}, of $2" install --directory --owner="$2" --group="$2" --mode="$3" "$1"
+    change "make $1, of $2" install --directory --owner="$2" --group="$2" --mode="$3" "$1"
 }
 
 install_files() {
   local file before
   for file in "$here"/*.sh "$here"/*.md; do
-    [ "$file" = "$here/provision.sh" ] || ensure_file "$file" "$library/${file##*/}" "$(stat --format=%a "$file")"
+    [ "$file" = "$here/provision.sh" ] || ensure_file "$file" "$LIBRARY/${file##*/}" "$(stat --format=%a "$file")"
   done
-  [ "$(readlink "$root/usr/local/sbin/sp-compat-runner")" = "${library#"$root"}/service.sh" ] ||
-    change "make the command sp-compat-runner" link "${library#"$root"}/service.sh" "$root/usr/local/sbin/sp-compat-runner"
+  [ "$(readlink "/usr/local/sbin/sp-compat-runner")" = "$LIBRARY/service.sh" ] ||
+    change "make the command sp-compat-runner" link "$LIBRARY/service.sh" "/usr/local/sbin/sp-compat-runner"
   before=$changes
   for file in "$here"/systemd/*; do
-    ensure_file "$file" "$root/etc/systemd/system/${file##*/}" 644
+    ensure_file "$file" "/etc/systemd/system/${file##*/}" 644
   done
   [ "$changes" = "$before" ] || change "have systemd read its units again" systemctl daemon-reload
 }
 
 ensure_file() {
   { cmp --silent "$1" "$2" && [ "$(stat --format=%a "$2")" = "$3" ]; } ||
-    change "write ${2#"$root"}" install -D --mode="$3" "$1" "$2"
+    change "write $2" install -D --mode="$3" "$1" "$2"
 }
 
 link() {
@@ -229,7 +228,7 @@ link() {
 
 # What the operator has set beside these stays.
 write_settings() {
-  [ -e "$settings" ] || change "write ${settings#"$root"}" write "$settings" '# Settings of this runner; README.md lists them.'
+  [ -e "$SETTINGS" ] || change "write $SETTINGS" write "$SETTINGS" '# Settings of this runner; README.md lists them.'
   ensure_setting url "${option[url]%/}"
   ensure_setting labels "${option[labels]}"
   ensure_setting group "${option[group]}"
@@ -238,8 +237,8 @@ write_settings() {
 }
 
 ensure_setting() {
-  grep --quiet --line-regexp --fixed-strings -- "$1=$2" "$settings" 2>/dev/null ||
-    change "set $1=$2" set_line "$settings" "$1" "$2"
+  grep --quiet --line-regexp --fixed-strings -- "$1=$2" "$SETTINGS" 2>/dev/null ||
+    change "set $1=$2" set_line "$SETTINGS" "$1" "$2"
 }
 
 set_line() {
@@ -250,7 +249,7 @@ set_line() {
 }
 
 install_runner() {
-  local release="${option[runner_version]} ${option[runner_sha256]}" directory=$state/actions-runner
+  local release="${option[runner_version]} ${option[runner_sha256]}" directory=$STATE/actions-runner
   [[ -z ${option[runner_version]} || $(cat "$directory/.release" 2>/dev/null) == "$release" ]] ||
     change "install GitHub's runner ${option[runner_version]}, if its checksum is the one given" unpack_runner "$release" "$directory"
 }
@@ -259,7 +258,7 @@ unpack_runner() {
   local architecture=x64 archive url=${option[runner_url]}
   [ "$(dpkg --print-architecture)" != arm64 ] || architecture=arm64
   [ -n "$url" ] || url=https://github.com/actions/runner/releases/download/v${option[runner_version]}/actions-runner-linux-$architecture-${option[runner_version]}.tar.gz
-  archive=$state/actions-runner.tar.gz
+  archive=$STATE/actions-runner.tar.gz
   fetch "$url" "${option[runner_sha256]}" "$archive"
   rm --recursive --force "$2.new"
   mkdir "$2.new"
@@ -279,7 +278,7 @@ enable_units() {
     systemctl is-enabled --quiet "$unit" 2>/dev/null || change "enable $unit" systemctl enable --quiet "$unit"
   done
   ensure_active sp-compat-runner-collect.timer
-  if [ -e "$root/etc/sp-compat-runner/token" ]; then
+  if [ -e "/etc/sp-compat-runner/token" ]; then
     ensure_active sp-compat-runner.target
   fi
 }
@@ -294,7 +293,7 @@ conclude() {
     */yes) echo "$changes changes would be made" ;;
     *) echo "$changes changes made" ;;
   esac
-  if [ ! -e "$root/etc/sp-compat-runner/token" ]; then
+  if [ ! -e "/etc/sp-compat-runner/token" ]; then
     echo "next: put a token that may create runners into /etc/sp-compat-runner/token (README.md, Register), then"
     echo "  systemctl start sp-compat-runner.target"
   fi

@@ -23,7 +23,7 @@ main() {
 take_over_report() {
   [ -e "$1" ] || return 0
   local reason
-  reason=$(setpriv --reuid="${setting[user]}" --regid="${setting[user]}" --clear-groups head --bytes=300 -- "$1")
+  reason=$(setpriv --reuid="${setting[user]}" --regid="$(id -g "${setting[user]}")" --clear-groups head --bytes=300 -- "$1")
   bash "$here/service.sh" out "${reason:-a hook found it broken}"
 }
 
