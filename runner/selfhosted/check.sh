@@ -42,7 +42,7 @@ gpus_answer() {
     fi
   done <<<"$answer"
   [ "$count" -ge "${setting[gpus]}" ] || {
-    echo "$count GPUs answer, and this machine has ${setting[gpus]}"
+    echo "$count of ${setting[gpus]} GPUs answer"
     return 1
   }
 }
