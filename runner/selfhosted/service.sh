@@ -12,6 +12,7 @@ source "$here/machine.sh"
 main() {
   read_settings
   mark=$(out_of_service_mark)
+  [[ ${1:-status} == status || -w ${setting[state]} ]] || refuse "root is needed for that"
   case ${1:-status} in
     status) status ;;
     out) out "${2:-by hand}" ;;

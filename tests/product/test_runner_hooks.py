@@ -7,10 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,6 +219,35 @@ def test_marks_and_labels_are_those_of_the_program() -> None:
     text = (ROOT / "runner" / "selfhosted" / "machine.sh").read_text("utf-8")
     assert f"IMAGE_LABEL={containers.KEY} OWNER_LABEL={containers.OWNER}\n" in text
     assert owner.of_this_process() == mark_of(os.getpid())
+
+
+def docker(*words: str, **how: Any) -> str:
+    done = subprocess.run(["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, **how)
+    return done.stdout.decode().strip() if done.returncode == 0 else ""
+
+
+@pytest.mark.skipif(not (shutil.which("docker") and docker("info")), reason="no docker answers")
+def test_a_real_engine_lists_its_containers_and_images_as_is_expected(machine: RunnerMachine, tmp_path: Path) -> None:
+    (machine.bin / "docker").unlink()
+    with tarfile.open(tmp_path / "image.tar", "w"):
+        pass
+    image = docker("import", "--change", 'LABEL sp-compat.key="test"', str(tmp_path / "image.tar"))
+    containers = {
+        name: docker("create", "--label", f"sp-compat.owner={owner}", image, "/nothing")
+        for name, owner in (("dead", mark_of(os.getpid(), start="1")), ("alive", mark_of(os.getpid())), ("other", "x"))
+    }
+    try:
+        socket = {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
+        done = machine.run("clean.sh", by_root=True, **socket)
+        assert f"removed container {containers['dead'][:12]} of a run that was killed" in done.stdout
+        left = docker("ps", "--all", "--quiet", "--no-trunc").split()
+        assert [name for name, id in containers.items() if id in left] == ["alive", "other"]
+        done = machine.run("collect.sh", by_root=True, **socket)  # within age and budget
+        assert (done.returncode, done.stdout) == (0, "")
+        assert docker("image", "inspect", image)
+    finally:
+        docker("rm", "--force", *containers.values())
+        docker("image", "rm", image)
 
 
 # Something that lives on, with the option of the suite among its words.
