@@ -99,11 +99,11 @@ orphaned_ranks() {
 clean_workspace() {
   local workspace aside
   workspace=$(realpath --canonicalize-existing -- "$1" 2>/dev/null) || return 0
-  case $workspace in
-    "$(realpath "${setting[state]}")"/*/*) ;;
-    *) tell warning "$(one_line "$workspace") is no workspace below ${setting[state]} and is left as it is" && return 0 ;;
-  esac
   foreign "$workspace" || return 0
+  case $workspace in
+    "$(realpath --canonicalize-missing -- "${setting[state]}")"/*/*) ;;
+    *) tell warning "files of another user are left in $(one_line "$workspace"), which is not below ${setting[state]}" && return 0 ;;
+  esac
   find "$workspace" -xdev -mindepth 1 ! -user "$user" -delete 2>/dev/null || true
   if foreign "$workspace"; then
     aside="$workspace.aside-$(date +%s)-$$"

@@ -6,11 +6,11 @@
 declare -A setting=(
   [url]='' [labels]='self-hosted,linux,sp-compat' [group]=1
   [user]=sp-compat-runner [state]=/var/lib/sp-compat-runner [runtime]=/run/sp-compat-runner
-  [engine]=docker [gpus]=0 [temporary]=/tmp:/var/tmp
+  [engine]=docker [gpus]=4 [temporary]=/tmp:/var/tmp
   [gpu_memory]=1024 # MiB that a GPU may hold without a job
   [disk_free]=20G [cache]=/var/cache/sp-compat-runner [cache_budget]=100G [image_budget]=200G [keep]=30
   [sp_compat]='' # the command that collects the cache
-  [path]=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+  [path]=''      # where commands are looked for; empty: as the caller has it
   [answer_limit]=10 [settle_limit]=15 [ready_limit]=120 [hook_limit]=120
 )
 
@@ -21,10 +21,13 @@ readonly IMAGE_LABEL=sp-compat.key OWNER_LABEL=sp-compat.owner
 # shellcheck disable=SC2034
 readonly UNFIT=3 # the exit status of a check that found the machine broken
 
-# Nothing in the file is evaluated. What a job may have put on its PATH does not count here.
+# Nothing in the file is evaluated. Without the file all are the defaults; one that is named has to be there.
 read_settings() {
   local file=${SP_COMPAT_RUNNER_CONFIG:-/etc/sp-compat-runner/config} line key number=0
-  [ -r "$file" ] || refuse "there is no $file that can be read; provision.sh writes it"
+  if [ ! -e "$file" ] && [ -z "${SP_COMPAT_RUNNER_CONFIG:-}" ]; then
+    return 0
+  fi
+  [ -r "$file" ] || refuse "there is no $file that can be read; provision.sh writes one"
   while IFS= read -r line || [ -n "$line" ]; do
     number=$((number + 1))
     case $line in
@@ -42,7 +45,8 @@ read_settings() {
   for key in disk_free cache_budget image_budget; do
     [[ ${setting[$key]} =~ ^[0-9]+[KMGT]?$ ]] || refuse "$file: $key is '$(one_line "${setting[$key]}")'; write a size, as 20G"
   done
-  PATH=${setting[path]}
+  # What a job has put on its PATH does not count on a machine that provision.sh has made.
+  PATH=${setting[path]:-$PATH}
 }
 
 bytes() {

@@ -85,6 +85,7 @@ check_machine() {
   # shellcheck source=/dev/null
   kind=$(. /etc/os-release && echo " $ID ${ID_LIKE:-} ")
   [[ $kind == *' debian '* || $kind == *' ubuntu '* ]] || refuse "this is '${kind// /}'; Debian or Ubuntu is needed"
+  has systemctl || refuse "there is no systemd, which is needed"
   [ -n "$dry_run" ] || [ "$(id -u)" = 0 ] || refuse "root is needed; --dry-run does without"
   if [ "${option[gpus]}" != 0 ]; then
     has nvidia-smi || [ -n "${option[driver_package]}" ] ||
@@ -233,6 +234,7 @@ write_settings() {
   ensure_setting labels "${option[labels]}"
   ensure_setting group "${option[group]}"
   ensure_setting gpus "${option[gpus]}"
+  ensure_setting path /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
   [ -z "${option[sp_compat]}" ] || ensure_setting sp_compat "${option[sp_compat]}"
 }
 

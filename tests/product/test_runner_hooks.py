@@ -177,6 +177,20 @@ def test_what_a_job_put_on_its_path_does_not_count(machine: RunnerMachine) -> No
     assert machine.hook("job-started", PATH=f"{job}:/usr/bin:/bin").returncode == 1
 
 
+def test_hooks_alone_need_no_settings(machine: RunnerMachine) -> None:
+    """On a runner that somebody else has made; then commands are the caller's."""
+    if Path("/etc/sp-compat-runner").exists():
+        pytest.skip("this machine has settings")
+    alone = {"SP_COMPAT_RUNNER_CONFIG": "", "PATH": f"{machine.bin}:{SYSTEM_PATH}"}
+    assert machine.hook("job-started", **alone).returncode == 0
+    machine.pretend("nvidia-smi", LOST)
+    done = machine.hook("job-started", **alone)
+    assert done.returncode == 1
+    assert "unfit cannot be written: take the runner out of service by hand" in done.stdout
+    named = machine.hook("job-started", SP_COMPAT_RUNNER_CONFIG="/nowhere/config")
+    assert (named.returncode, "there is no /nowhere/config that can be read" in named.stdout) == (0, True)
+
+
 def test_no_job_begins_on_a_machine_out_of_service(machine: RunnerMachine) -> None:
     machine.mark.write_text("new disks on Friday\n")
     done = machine.hook("job-started")
@@ -338,7 +352,7 @@ def test_a_directory_that_is_no_workspace_is_left_as_it_is(machine: RunnerMachin
     for claimed in (other, link, machine.workspace / "../../../../../../other"):
         done = machine.hook("job-started", GITHUB_WORKSPACE=str(claimed))
         assert done.returncode == 0
-        assert "is left as it is" in done.stdout
+        assert f"files of another user are left in {other}, which is not below" in done.stdout
     assert (other / "of-root").exists()
 
 
