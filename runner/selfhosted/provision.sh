@@ -285,8 +285,9 @@ enable_units() {
   fi
 }
 
+# Where systemd does not run, in an image that is being made, what is enabled starts with the machine.
 ensure_active() {
-  systemctl is-active --quiet "$1" || change "start $1" systemctl start "$1"
+  [ ! -d /run/systemd/system ] || systemctl is-active --quiet "$1" 2>/dev/null || change "start $1" systemctl start "$1"
 }
 
 conclude() {

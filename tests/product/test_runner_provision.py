@@ -48,7 +48,7 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/r
 mount --rbind /proc "$1/root/proc"
 mount --rbind /dev "$1/root/dev"
 rm -rf "$1/root/usr/bin/docker" "$1/root/usr/local/bin/docker" "$1/root/etc/docker"
-mkdir "$1/root/db" "$1/root/stand-ins"
+mkdir -p "$1/root/db" "$1/root/stand-ins" "$1/root/run/systemd/system"
 cp -r "$2/scripts" "$2/bin" "$1/root/stand-ins"
 mv "$1"/root/stand-ins/bin/* "$1/root/stand-ins"
 cp "$2/runner.tar.gz" "$1/root/db"
