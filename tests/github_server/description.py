@@ -83,13 +83,6 @@ def load(host: str) -> Description:
     return Description(json.loads(kept.read_text("utf-8")))
 
 
-def whole(host: str) -> Description:
-    """Of all that the host offers, not only of what the stand-in serves."""
-    folder = _cache()
-    with _locked(folder):
-        return Description(_from_package(_package(folder), host))
-
-
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "sp-compat-tests" / "github-openapi"
