@@ -40,7 +40,8 @@ def machine() -> Iterator[RunnerMachine]:
 
 @cache
 def operations() -> dict[tuple[str, str], dict[str, Any]]:
-    return description.whole(description.ENTERPRISE).operations
+    asked = frozenset(f"actions/generate-runner-jitconfig-for-{level}" for level in ("org", "repo", "enterprise"))
+    return description.load(description.ENTERPRISE, asked).operations
 
 
 @dataclass
