@@ -248,11 +248,11 @@ def _was_right_on_the_same_releases(was: Observation | None, leg: Leg, leg_was: 
 
 
 def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
-    failed_before = was is not None and _environment_at_fault(was)
+    failed_before = was is not None and _at_fault(was)
     standing: LegStanding
     if leg.status == "completed":
         standing = "fixed" if failed_before else "completed"
-    elif not _environment_at_fault(leg):
+    elif not _at_fault(leg):
         standing = "no result"
     elif issue:
         standing = "known failure"
@@ -261,8 +261,9 @@ def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg
     return JudgedLeg(leg, standing, issue, was)
 
 
-def _environment_at_fault(leg: Leg) -> bool:
-    return leg.status == "environment-failed" and leg.reason != "machine"
+def _at_fault(leg: Leg) -> bool:
+    """Whether the leg failed by itself: not by the machine, nor because somebody ended it."""
+    return leg.status == "timed-out" or (leg.status == "environment-failed" and leg.reason != "machine")
 
 
 def ran(observation: Observation) -> bool:

@@ -70,15 +70,15 @@ class Description:
         ]
 
 
-def load(host: str) -> Description:
+def load(host: str, operations: frozenset[str] = SERVED) -> Description:
     folder = _cache()
-    served = zlib.crc32(" ".join(sorted(SERVED)).encode())
+    served = zlib.crc32(" ".join(sorted(operations)).encode())
     kept = folder / f"{host}-{PACKAGE.rpartition('@')[2]}-{served:08x}.json"
     with _locked(folder):
         if not kept.exists():
             whole = _from_package(_package(folder), host)
             temporary = kept.with_suffix(".part")
-            temporary.write_text(json.dumps(_served(whole)), "utf-8")
+            temporary.write_text(json.dumps(_only(whole, operations)), "utf-8")
             temporary.replace(kept)
     return Description(json.loads(kept.read_text("utf-8")))
 
@@ -118,14 +118,14 @@ def _from_package(package: Path, host: str) -> dict[str, Any]:
         return document
 
 
-def _served(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The operations of `SERVED` and every component that they refer to."""
+def _only(whole: Mapping[str, Any], operations: frozenset[str]) -> dict[str, Any]:
+    """These operations and every component that they refer to."""
     paths = {
         path: kept
         for path, methods in whole["paths"].items()
-        if (kept := {method: each for method, each in methods.items() if each.get("operationId") in SERVED})
+        if (kept := {method: each for method, each in methods.items() if each.get("operationId") in operations})
     }
-    missing = SERVED - {each["operationId"] for methods in paths.values() for each in methods.values()}
+    missing = operations - {each["operationId"] for methods in paths.values() for each in methods.values()}
     assert not missing, f"{PACKAGE} does not describe {missing}"
     components: dict[str, dict[str, Any]] = {}
     unread: list[Any] = [paths]

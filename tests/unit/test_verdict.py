@@ -172,7 +172,7 @@ def failed(reason: str | None, torch: str = "2.2.2", status: str = "environment-
         (failed("build"), "known failure", 0),
         (failed("machine"), "no result", 0),
         (failed(None, status="cancelled"), "no result", 0),
-        (failed(None, status="timed-out"), "no result", 0),
+        (failed(None, status="timed-out"), "new failure", 1),
     ],
 )
 def test_a_leg_that_failed(failing: Leg, standing: str, exit_code: int) -> None:
