@@ -389,7 +389,7 @@ def changes(followed: Sequence[Line], by_design: frozenset[str] = frozenset()) -
 
 
 def leg_changes(followed: Sequence[Line]) -> tuple[LegChange, ...]:
-    """The newest first. What the machine, a time limit or a cancelled job did says nothing of a release."""
+    """The newest first. What the machine or a cancelled job did says nothing of a release."""
     found = []
     for line in followed:
         telling = [night for night in line.nights if tells(night.of_leg.leg)]
@@ -400,8 +400,8 @@ def leg_changes(followed: Sequence[Line]) -> tuple[LegChange, ...]:
 
 
 def tells(leg: Leg) -> bool:
-    """Whether the leg's status says something of its releases."""
-    return leg.status == "completed" or (leg.status == "environment-failed" and leg.reason != "machine")
+    """Whether the leg's status says something of its releases, as it does to the verdict."""
+    return leg.status in ("completed", "timed-out") or (leg.status == "environment-failed" and leg.reason != "machine")
 
 
 def causes(before: Night, night: Night) -> tuple[Cause, ...]:

@@ -187,6 +187,8 @@ def test_a_leg_that_can_no_longer_be_built_is_a_change_of_its_own() -> None:
     followed = history.lines(runs(latest("2.14.0", 0, "pass"), night(1, legs=[lost]), night(2, legs=[broken])))
     [change] = history.leg_changes(followed)
     assert (change.before.place, change.night.place) == (0, 2)
+    slow = msgspec.structs.replace(broken, status="timed-out", reason=None)
+    assert len(history.leg_changes(history.lines(runs(latest("2.14.0", 0, "pass"), night(1, legs=[slow]))))) == 1
     assert change.sentence.startswith("with torch 2.15.0 (was 2.14.0)")
 
 
