@@ -48,7 +48,7 @@ from runner import (
     environments,
     github_job,
     interpreters,
-    machine,
+    nvidia_smi,
     package_index,
     results_files,
     suite,
@@ -61,6 +61,7 @@ from runner.environments import Environments, Ready
 from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
 from runner.measure_releases import Measuring
+from runner.nvidia_smi import NvidiaSmi
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
 from runner.results_files import RESULTS
@@ -159,6 +160,10 @@ class _Work:
 
     processes: Processes
     environments: Environments
+
+    @functools.cached_property
+    def gpus(self) -> nvidia_smi.Answer:
+        return NvidiaSmi(self.processes, os.environ).ask()
 
     @classmethod
     def begin(cls, progress: Progress) -> _Work:
@@ -292,10 +297,14 @@ def _plan(
 
 
 def _this_machine(config: Config, work: _Work) -> Machine:
-    there = machine.gpus(work.processes, os.environ)
+    there = work.gpus if config.wants(planning.GPU_LANE) else nvidia_smi.NOT_ASKED
+    if config.lanes == (configuration.AUTO,) and there.trouble and len(there.gpus.usable) < config.world_size:
+        work.environments.progress.note_once(f"the lane nccl is left out: {there.trouble}")
     return Machine(
-        gpus=there.count,
-        driver=there.driver,
+        gpus=len(there.gpus.usable),
+        driver=there.gpus.driver,
+        capability=there.gpus.oldest_capability,
+        gpu_trouble=there.trouble,
         # Asked only where a label needs it: an answer that does not come is waited for.
         pytorch_index=any("+" in text for text in config.torch)
         and package_index.cpu_index_answers(work.environments.index),

@@ -202,7 +202,7 @@ def test_a_driver_that_is_too_old() -> None:
     old = Machine(gpus=4, driver=470)
     assert [leg.problem for leg in legs(torch=("2.2.2",), lanes=("nccl",), machine=old)] == [None]
     [leg] = legs(torch=("2.9.1",), lanes=("nccl",), machine=old)
-    assert leg.problem == "torch 2.9.1 needs NVIDIA driver 525 or newer, and this machine has 470"
+    assert leg.problem == "torch 2.9.1 needs NVIDIA driver 525 or newer, for CUDA 12.6, and this machine has 470"
 
 
 def test_the_current_environment() -> None:
