@@ -41,7 +41,7 @@ def of(build: TorchBuild, table: ReleaseTable) -> CudaBuilds:
 def runs(
     builds: CudaBuilds, driver: int | None, capability: tuple[int, int] | None, table: ReleaseTable
 ) -> tuple[str, ...]:
-    """Those of its CUDA versions that this driver and this GPU can run, oldest first. What is not known is no obstacle."""
+    """Those of its CUDA versions that can be run here, oldest first. What is not known is no obstacle."""
     return tuple(
         cuda
         for cuda in sorted(builds.cuda, key=Version)

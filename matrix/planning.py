@@ -41,9 +41,9 @@ def _no_repository(url: str, reference: str | None) -> str:
 class Machine:
     """What is to be known of the machine.
 
-    `gpus` are those that a rank can be given, `gpu_trouble` says why there are no more. `driver` is the major version of
-    NVIDIA's driver, `capability` the compute capability of the oldest GPU. `pytorch_index` says whether PyTorch's own
-    index can be used.
+    `gpus` are those that a rank can be given, `gpu_trouble` says why there are no more. `driver` is the major version
+    of NVIDIA's driver, `capability` the compute capability of the oldest GPU. `pytorch_index` says whether PyTorch's
+    own index can be used.
     `deepspeed` are the releases of DeepSpeed that the package index has. `without` says of a class of runners why it
     gets no leg.
     """

@@ -120,7 +120,7 @@ def _why(gpu: Gpu) -> tuple[str, str]:
 def _free(gpu: Gpu) -> str:
     zombies = [str(process.pid) for process in gpu.processes if process.state == "a zombie"]
     if zombies:
-        return f"end the parent of the zombie {', '.join(zombies)}, so that it is reaped; failing that, restart the machine"
+        return f"end the parent of {', '.join(zombies)}, so that it is reaped; failing that, restart the machine"
     if gpu.processes:
         pids = " ".join(str(process.pid) for process in gpu.processes)
         return f"wait for it, or end it if it is yours (`ps -fp {pids}`); CUDA_VISIBLE_DEVICES chooses other GPUs"

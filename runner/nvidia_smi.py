@@ -1,4 +1,4 @@
-"""Asking nvidia-smi for the GPUs of this machine. It hangs itself when a GPU has fallen off the bus, so it is bounded."""
+"""Asking nvidia-smi for the GPUs of this machine. It hangs when a GPU has fallen off the bus, so it is bounded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,10 +37,10 @@ State = Literal["answered", "missing", "silent", "failed"]
 
 @dataclass(frozen=True)
 class Answer:
-    """`missing`: there is no nvidia-smi. `silent`: it did not answer in time. `failed`: it said no more than `words`."""
+    """`missing`: there is no nvidia-smi. `silent`: no answer in time. `failed`: it said no more than `words`."""
 
     state: State
-    gpus: Gpus = Gpus()
+    gpus: Gpus = field(default_factory=Gpus)
     words: str = ""  # what it said beside the GPUs
     driver_loaded: bool = False
 
