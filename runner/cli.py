@@ -72,6 +72,12 @@ examples:
   sp-compat comment out/ --pull-request 7 --comment changes
   sp-compat comment out/ --comment-id nightly            one of several comments on a pull request
 """,
+    "doctor": """\
+examples:
+  sp-compat doctor                                    this machine, against sp-compat.yml or the defaults
+  sp-compat doctor --torch 2.13 --lane nccl --json    whether its GPUs and their driver can run this
+  sp-compat doctor --environment container            whether its container engine can
+""",
     "explain": """\
 example:
   sp-compat explain loss/all_gather_weighted
@@ -227,6 +233,13 @@ def parser() -> argparse.ArgumentParser:
     _add_config(comment)
     _add_judgement(comment)
 
+    doctor = add(
+        "doctor",
+        "look for what stands against a run on this machine, within ten seconds, and say what to do about it",
+        _command("run", "doctor"),
+    )
+    _add_doctor(doctor)
+
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
@@ -261,6 +274,25 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
     _add_judgement(parser)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot."
+    for option, metavar, text in (
+        ("--torch", "RELEASE", "a release that is going to be measured; may be repeated"),
+        ("--lane", "LANE", "gloo, nccl-path or nccl; may be repeated"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+    parser.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
+    parser.add_argument("--environment", metavar="KIND", help="container, venv or current (default: auto)")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="PATH",
+        help="an interpreter with torch and pytest, to try all_reduce with (default: an environment that is kept)",
+    )
+    _add_config(parser)
+    parser.add_argument("--json", action="store_true", help="the findings for a program")
 
 
 def _add_config(parser: argparse._ActionsContainer) -> None:
@@ -367,13 +399,13 @@ def _add_environments(commands: Commands) -> None:
     gc.set_defaults(command=_command("collect_environments"))
 
 
-def _command(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function of that name in `commands`, which is imported only when it is called: help has to be quick."""
+def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
+    """The function of that name in a module that is imported only when it is called: help has to be quick."""
 
     def call(namespace: argparse.Namespace) -> int:
-        from runner import commands
+        from importlib import import_module
 
-        function: Callable[[argparse.Namespace], int] = getattr(commands, name)
+        function: Callable[[argparse.Namespace], int] = getattr(import_module(f"runner.{module}"), name)
         return function(namespace)
 
     return call

@@ -200,7 +200,7 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
 
 
 def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
-    config = configuration.with_options(_config_file(arguments, description), _options(arguments), description)
+    config = configuration.with_options(read_config(arguments, description), _options(arguments), description)
     if config.environment == "container":
         where = config.origin("environment")
         raise UsageError(f"{where}: this version of sp-compat cannot run containers; write venv or current")
@@ -214,10 +214,10 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
 def _judging_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     """For what was measured elsewhere: known issues and `fail-on` are all that is asked of it."""
     options = Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on)
-    return configuration.with_options(_config_file(arguments, description), options, description)
+    return configuration.with_options(read_config(arguments, description), options, description)
 
 
-def _config_file(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+def read_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     path = arguments.config or (CONFIG if CONFIG.exists() else None)
     if path is None:
         return configuration.default(description)

@@ -47,7 +47,7 @@ class Disks:
             found = _parse(asked, text)
             if found is not None:
                 return found
-            if status == 0 or not re.search(r"No such file", text):
+            if not re.search(r"df: .*No such file", text):
                 break
         said = next(iter(text.strip().splitlines()), f"it ended with status {status}")
         raise NoAnswer(f"df does not say how much space {directory} has: {said}")
@@ -55,16 +55,13 @@ class Disks:
     def _ask(self, path: Path) -> tuple[int, str]:
         with tempfile.TemporaryDirectory(prefix="sp-compat-") as scratch:
             log = Path(scratch) / "df"
-            try:
-                ended = self.processes.run(
-                    ["df", "-Pk", path],
-                    environment={**inherited(self.caller), "LC_ALL": "C"},
-                    directory=Path("/"),
-                    log=log,
-                    limit=self.limit,
-                )
-            except FileNotFoundError:
-                raise NoAnswer("there is no df on the PATH") from None
+            ended = self.processes.run(
+                ["df", "-Pk", path],
+                environment={**inherited(self.caller), "LC_ALL": "C"},
+                directory=Path("/"),
+                log=log,
+                limit=self.limit,
+            )
             if ended.by != "itself":
                 raise NoAnswer(f"the file system of {path} did not answer within {self.limit:g} s", silent=True)
             return ended.status, log.read_text("utf-8", "replace")

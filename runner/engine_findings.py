@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matrix.findings import Finding, Planned, gravity
@@ -52,15 +53,29 @@ def programs(caller: Mapping[str, str]) -> tuple[str, ...]:
     return (wanted,) if wanted else engine.PROGRAMS
 
 
-def findings(asked: Asked | None, planned: Planned) -> list[Finding]:
-    """Of one engine that is there; see `none_found` for none."""
-    if asked is None:
-        return []
-    if asked.about is None:
-        return [_without_answer(asked, planned)]
-    about = asked.about
+def ask_all(processes: Processes, caller: Mapping[str, str]) -> list[Asked]:
+    """Every engine that is there, side by side: one that hangs does not keep another from answering."""
+    with ThreadPoolExecutor(thread_name_prefix="engines") as pool:
+        answers = pool.map(lambda program: ask(program, processes, caller), programs(caller))
+        return [asked for asked in answers if asked is not None]
+
+
+def chosen(answers: Sequence[Asked]) -> About | None:
+    """The one that a run takes: the first that answers."""
+    return next((asked.about for asked in answers if asked.about), None)
+
+
+def findings(answers: Sequence[Asked], planned: Planned) -> list[Finding]:
+    """One that fails is no more than a nuisance where another answers."""
+    if not answers:
+        return [none_found(planned)]
+    found = [_without_answer(asked, planned) for asked in answers if asked.about is None]
+    about = chosen(answers)
+    if about is None:
+        return found
     amiss = [*_version(about, planned), *_snap(about, planned), *_rootless(about, planned)]
-    return [*amiss, Finding("engine", "ok", f"{about} answers, images in {about.root}")]
+    milder = [replace(one, severity="warning") if one.severity == "error" else one for one in found]
+    return [*milder, *amiss, Finding("engine", "ok", f"{about} answers, images in {about.root}")]
 
 
 def none_found(planned: Planned) -> Finding:
@@ -108,7 +123,7 @@ def _snap(about: About, planned: Planned) -> Iterator[Finding]:
         yield Finding(
             "engine-snap",
             gravity(planned.engine),
-            f"{about} is a snap ({about.program}, {about.root}), which does not see /tmp and what lies outside of HOME: "
+            f"{about} is a snap ({about.program}, {about.root}), which does not see /tmp, nor what is outside of HOME: "
             "containers would find their mounts empty",
             f"install docker from Debian or docker.com instead (`snap remove docker`), or {VENV}",
         )

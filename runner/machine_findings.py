@@ -1,4 +1,4 @@
-"""What of the machine beside its GPUs and its engine is amiss: memory, disks, Pythons, the loopback interface, clock."""
+"""What is amiss of the machine beside GPUs and engine: memory, disks, Pythons, the loopback interface, the clock."""
 
 from __future__ import annotations
 
