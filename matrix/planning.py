@@ -122,8 +122,7 @@ def placed_here(leg: LegPlan, config: Config, machine: Machine) -> LegPlan:
                 leg = replace(leg, deepspeed=f"deepspeed @ {machine.locate_checkout(deepspeed.place).as_uri()}")
             except Unresolvable as error:
                 leg = replace(leg, problem=str(error))
-    problem = _gpu_problem(leg, config, machine, releases.bundled()) if leg.runner == "nccl" else None
-    return replace(leg, problem=problem, reason="machine") if problem and not leg.problem else leg
+    return _on_gpus(leg, config, machine, releases.bundled())
 
 
 def _runners(config: Config, machine: Machine) -> list[Literal["cpu", "nccl"]]:
@@ -232,9 +231,20 @@ def _with_lanes(leg: LegPlan, config: Config, suite: Suite, machine: Machine, ta
     cases = config.selected(suite)
     of_class = [lane for lane in suite.lanes if (lane == GPU_LANE) == (leg.runner == "nccl") and config.wants(lane)]
     lanes = tuple(lane for lane in of_class if any(left(case, lane) for case in cases))
-    leg = replace(leg, lanes=lanes)
-    problem = _gpu_problem(leg, config, machine, table) if leg.runner == "nccl" and not leg.problem else None
-    return replace(leg, problem=problem, reason="machine") if problem else leg
+    return _on_gpus(replace(leg, lanes=lanes), config, machine, table)
+
+
+def _on_gpus(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> LegPlan:
+    """The leg with what this machine's GPUs decide of it."""
+    if leg.runner != "nccl" or leg.problem:
+        return leg
+    if problem := _gpu_problem(leg, config, machine, table):
+        return replace(leg, problem=problem, reason="machine")
+    if leg.torch is None or leg.torch.nightly:
+        return leg
+    builds = gpu_builds.of(leg.torch, table)
+    newest = gpu_builds.runs(builds, machine.driver, machine.capability, table)[-1]
+    return replace(leg, cuda=newest if newest != max(builds.cuda, key=Version) else None)
 
 
 def _gpu_problem(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> str | None:

@@ -34,7 +34,7 @@ from runner.processes import Cancellation, Processes, inherited
 from runner.progress import standard
 from runner.suite import SuiteDescription
 
-LIMIT = 7.5
+LIMIT = 7.0
 """Seconds for all checks together. With the start of the program, and the end of what hangs, it stays under ten."""
 LAST_WORDS = 0.7  # seconds for checks to end when their commands were stopped
 

@@ -343,7 +343,8 @@ class Environments:
             return ordinary
         if package_index.cpu_index_answers(self.index):
             local = torch.requirement.partition("+")[2]
-            backend = local or ("cpu" if leg.runner == "cpu" else "auto")
+            on_gpus = torch_requests.cuda_label(leg.cuda) if leg.cuda else "auto"
+            backend = local or ("cpu" if leg.runner == "cpu" else on_gpus)
             return ["--torch-backend", backend], variables, f"PyTorch's index, {backend} build"
         if leg.runner == "cpu":
             self.progress.note_once(
@@ -479,6 +480,7 @@ def key_of(leg: LegPlan, index: IndexSettings, now: datetime, made_with: Mapping
         "constraints": leg.constraints,
         "index": index.fingerprint(),
         "runner": leg.runner,
+        **({"cuda": leg.cuda} if leg.cuda else {}),
         **made_with,
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

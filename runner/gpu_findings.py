@@ -151,12 +151,15 @@ def _build(builds: CudaBuilds, gpus: Gpus, planned: Planned, table: ReleaseTable
     if not runs:
         said = gpu_builds.problem(builds, driver, capability, table) or ""
         old_driver = not gpu_builds.runs(builds, driver, None, table)
-        fix = "update the driver" if old_driver else "measure older releases on this machine"
+        fix = (
+            "update the driver" if old_driver else "name another build of it, or measure older releases on this machine"
+        )
         return Finding("driver-too-old" if old_driver else "gpu-architecture", gravity(planned.gpus), said, fix)
     if builds.ordinary in runs:
         return Finding("driver", "ok", f"{builds.label} is built for CUDA {needs}; this machine has {here}")
     identity = "driver-too-old" if driver and driver < table.driver_for(builds.ordinary) else "gpu-architecture"
     severity: Severity = "info" if planned.gpus == "unused" else "warning"
+    label = cuda_label(runs[-1])
     return Finding(
         identity,
         severity,
@@ -166,9 +169,12 @@ def _build(builds: CudaBuilds, gpus: Gpus, planned: Planned, table: ReleaseTable
             if identity == "driver-too-old"
             else f"which has no code for GPUs older than compute capability "
             f"{capability_text(table.oldest_capability(builds.ordinary) or (0, 0))}, and this machine has {here}"
+        )
+        + f"; a run takes the build for CUDA {runs[-1]} from PyTorch's own index",
+        "see that download.pytorch.org can be reached"
+        + (
+            ", or update the driver" if identity == "driver-too-old" else f", or install torch {builds.release}+{label}"
         ),
-        f"write --torch {builds.release}+{cuda_label(runs[-1])}, the build for CUDA {runs[-1]}"
-        + (", or update the driver" if identity == "driver-too-old" else ""),
     )
 
 
