@@ -45,6 +45,7 @@ from matrix.results import Results, Source, Tool
 from matrix.verdict import Verdict
 from runner import (
     checkouts,
+    doctor,
     environments,
     github_job,
     interpreters,
@@ -57,11 +58,13 @@ from runner import (
 from runner import report as outputs
 from runner.cache import Cache, cache_root
 from runner.cli import CURRENT_PYTHON, LIST_BUDGET, program_version, size
+from runner.disks import Disks
 from runner.environments import Environments, Ready
 from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
 from runner.measure_releases import Measuring
 from runner.nvidia_smi import NvidiaSmi
+from runner.preflight import Preflight
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
 from runner.results_files import RESULTS
@@ -123,6 +126,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
             planned, current = make_plan(arguments, config, description, work)
+            planned = work.preflight.checked(planned, doctor.planned_of(config, planned.legs))
             interruption.begin_work()
             session = Session(
                 environments=work.environments,
@@ -130,7 +134,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 suite=suite.suite_directory(),
                 directory=directory,
-                caller=os.environ,
+                caller={**os.environ, **work.gpus_of_legs(planned)},
                 progress=progress,
                 tool_version=program_version(),
                 current=current,
@@ -164,6 +168,17 @@ class _Work:
     @functools.cached_property
     def gpus(self) -> nvidia_smi.Answer:
         return NvidiaSmi(self.processes, os.environ).ask()
+
+    @property
+    def preflight(self) -> Preflight:
+        kept = self.environments
+        return Preflight(Disks(self.processes, os.environ), kept.cache.root, kept.is_ready)
+
+    def gpus_of_legs(self, planned: Plan) -> dict[str, str]:
+        """Rank r gets the r-th of the GPUs that can be used."""
+        on_gpus = any(leg.runner == "nccl" and not leg.problem for leg in planned.legs)
+        devices = self.gpus.gpus.devices if on_gpus else None
+        return {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
 
     @classmethod
     def begin(cls, progress: Progress) -> _Work:

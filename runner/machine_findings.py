@@ -19,9 +19,9 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 512 * 2**20
 """For NCCL's buffers between the ranks of one machine; an engine gives a container 64 MiB where it is not told."""
 
-CPU_ENVIRONMENT = 2 * 2**30
-GPU_ENVIRONMENT = 8 * 2**30
-"""On the disk, of one release with what stands beside it, while it is installed: 4 to 7 GiB of it is CUDA."""
+CPU_ENVIRONMENT = 2**30
+GPU_ENVIRONMENT = 6 * 2**30
+"""On the disk, of one release with what stands beside it: a build for CPUs, and one with its CUDA."""
 
 RANK = 300 * 2**20
 """Of memory, for a rank of a world on the CPU that has imported torch and DeepSpeed."""
@@ -95,7 +95,9 @@ def judge_space(space: Space, what: str, wanted: Demand, fix: str, identity: str
         needs = f"the {wanted.count} environments that are to be built take up to {amount(wanted.total)}"
         return Finding(f"{identity}-low", "warning", f"{left}; {needs}", fix)
     if space.available < CPU_ENVIRONMENT:
-        return Finding(f"{identity}-low", "warning", f"{left}; another environment takes up to 2 GiB and more", fix)
+        return Finding(
+            f"{identity}-low", "warning", f"{left}; another environment takes {amount(CPU_ENVIRONMENT)} or more", fix
+        )
     return Finding(identity, "ok", left)
 
 
