@@ -159,9 +159,8 @@ def emulation(verdict: Verdict, limit: int) -> list[Section]:
         return [Section(f"{text(comparison.sentence)}.\n\n", rank=2)]
     groups: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in comparison.differences:
-        groups[pair.real.observation.name, *map(signs.told, (pair.emulated.observation, pair.real.observation))].append(
-            pair
-        )
+        emulated, real = pair.emulated.observation, pair.real.observation
+        groups[real.name, signs.told(emulated), signs.told(real)].append(pair)
     lines = [_pairs_line(alike) for alike in groups.values()]
     more = f"- … and {len(lines) - limit} more; {emulations.REAL} is what training does\n" if len(lines) > limit else ""
     head = f"**Emulation and NCCL differ**\n\n{text(comparison.sentence)}:\n\n"
