@@ -45,6 +45,7 @@ examples:
   sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
   sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
   sp-compat run --environment current --python /opt/conda/bin/python
+  sp-compat run --environment container --torch 2.2.2 --registry ghcr.io/owner/sp-compat
 """,
     "plan": """\
 examples:
@@ -270,7 +271,17 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--environment",
         metavar="KIND",
-        help="venv: a virtual environment for each release; current: an interpreter as it is (default: auto)",
+        help="container: an image for each release; venv: a virtual environment; current: an interpreter as it is; "
+        "auto: container in a job of GitHub where Docker or Podman answers, else venv (default: auto)",
+    )
+    group.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        help="what images are made from; {python} and {torch} stand for the leg's "
+        "(default: python:{python}-slim-bookworm)",
+    )
+    group.add_argument(
+        "--registry", metavar="REPOSITORY", help="images are fetched from here, and given to it when they were built"
     )
     group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
     _add_judgement(parser)

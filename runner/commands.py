@@ -46,6 +46,7 @@ from matrix.verdict import Verdict
 from runner import (
     checkouts,
     doctor,
+    environment_kind,
     environments,
     github_job,
     interpreters,
@@ -97,8 +98,9 @@ def plan(arguments: argparse.Namespace) -> int:
         )
     with _progress(arguments) as progress:
         work = _Work.begin(progress)
+        config = environment_kind.settled(config, work.processes, os.environ)
         planned, _ = _plan(arguments, config, description, work)
-        ready = {leg.id: work.environments.is_ready(leg) for leg in planned.legs}
+        ready = {leg.id: environment_kind.preparing(config, work.environments).is_ready(leg) for leg in planned.legs}
     if arguments.runners == "cpu":
         # The configuration is of the code that is not trusted, and may name any runner for it.
         config = replace(config, runners=configuration.default(description).runners)
@@ -125,16 +127,18 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
         work = _Work.begin(progress)
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
+            config = environment_kind.settled(config, work.processes, os.environ)
             planned, current = make_plan(arguments, config, description, work)
-            planned = work.preflight.checked(planned, doctor.planned_of(config, planned.legs))
+            planned = work.preflight(config).checked(planned, doctor.planned_of(config, planned.legs))
+            caller = {**os.environ, **work.gpus_of_legs(planned)}
             interruption.begin_work()
             session = Session(
-                environments=work.environments,
+                environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
                 options=_suite_options(arguments, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 suite=suite.suite_directory(),
                 directory=directory,
-                caller={**os.environ, **work.gpus_of_legs(planned)},
+                caller=caller,
                 progress=progress,
                 tool_version=program_version(),
                 current=current,
@@ -169,10 +173,9 @@ class _Work:
     def gpus(self) -> nvidia_smi.Answer:
         return NvidiaSmi(self.processes, os.environ).ask()
 
-    @property
-    def preflight(self) -> Preflight:
-        kept = self.environments
-        return Preflight(Disks(self.processes, os.environ), kept.cache.root, kept.is_ready)
+    def preflight(self, config: Config) -> Preflight:
+        is_ready = environment_kind.preparing(config, self.environments).is_ready
+        return Preflight(Disks(self.processes, os.environ), self.environments.cache.root, is_ready)
 
     def gpus_of_legs(self, planned: Plan) -> dict[str, str]:
         """Rank r gets the r-th of the GPUs that can be used."""
@@ -216,9 +219,6 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
 
 def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     config = configuration.with_options(read_config(arguments, description), _options(arguments), description)
-    if config.environment == "container":
-        where = config.origin("environment")
-        raise UsageError(f"{where}: this version of sp-compat cannot run containers; write venv or current")
     if arguments.python and config.environment != planning.CURRENT:
         raise UsageError(
             "--python names the interpreter that --environment current measures; add that, or leave it out"
@@ -264,10 +264,15 @@ def _options(arguments: argparse.Namespace) -> Options:
         exclude=tuple(arguments.exclude),
         world_size=arguments.world_size,
         environment=arguments.environment,
+        container=_said(base=arguments.base_image, registry=arguments.registry),
         known_issues=arguments.known_issues,
         fail_on=arguments.fail_on,
         thorough=arguments.thorough,
     )
+
+
+def _said(**words: str | None) -> dict[str, str]:
+    return {name: word for name, word in words.items() if word is not None}
 
 
 def _suite_options(arguments: argparse.Namespace, config: Config) -> SuiteOptions:
@@ -301,7 +306,7 @@ def _plan(
     if all(_names_one_release(text) for text in config.torch) and not any(one.is_open for one in deepspeeds):
         # What is installed already needs no index, nor a network.
         known = planning.make_plan(config, description, releases.bundled().available(), pythons, place)
-        if all(work.environments.is_ready(leg) for leg in known.legs):
+        if all(environment_kind.preparing(config, work.environments).is_ready(leg) for leg in known.legs):
             return known, None
     answer = package_index.available_torch(work.environments.index, releases.bundled())
     if answer.note:

@@ -211,11 +211,11 @@ class Engine:
     def remove_image(self, reference: str) -> None:
         self._ask("image", "rm", "--force", reference)
 
-    def build(self, build: Build, log: Path, watch: Callable[[], bool] = lambda: False) -> str:
-        """The id of the image, which has no name."""
+    def build(self, build: Build, log: Path, *, scratch: Path, watch: Callable[[], bool] = lambda: False) -> str:
+        """The id of the image, which has no name. The directory `scratch` goes with the build, however that ends."""
         with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:
             id_file = Path(directory) / "image"
-            self._work(self._build_words(build, id_file), log, BUILD_LIMIT, watch)
+            self._work(self._build_words(build, id_file), log, BUILD_LIMIT, watch, scratch)
             return id_file.read_text("utf-8").strip()
 
     def _build_words(self, build: Build, id_file: Path) -> list[str]:
@@ -320,7 +320,14 @@ class Engine:
             raise self._error(errors, status)
         return out
 
-    def _work(self, words: Sequence[str], log: Path, limit: float, watch: Callable[[], bool] = lambda: False) -> None:
+    def _work(
+        self,
+        words: Sequence[str],
+        log: Path,
+        limit: float,
+        watch: Callable[[], bool] = lambda: False,
+        scratch: Path | None = None,
+    ) -> None:
         """A command whose output is worth reading: it goes to the log."""
         log.parent.mkdir(parents=True, exist_ok=True)
         start = log.stat().st_size if log.exists() else 0
@@ -330,6 +337,7 @@ class Engine:
             directory=Path("/"),
             log=log,
             limit=limit,
+            scratch=scratch,
             watch=watch,
         )
         if ended.by == "cancellation":
@@ -520,7 +528,10 @@ def _major(version: str) -> int:
 
 
 def _builder_variables(builder: Builder, kind: Kind) -> dict[str, str]:
-    return {"DOCKER_BUILDKIT": "1" if builder == "buildkit" else "0"} if kind == "docker" else {}
+    """Another builder that was chosen for other work keeps its images to itself."""
+    if kind == "podman":
+        return {}
+    return {"DOCKER_BUILDKIT": "1", "BUILDX_BUILDER": "default"} if builder == "buildkit" else {"DOCKER_BUILDKIT": "0"}
 
 
 def _run(asking: Engine | _About, words: Sequence[str], limit: float) -> tuple[int, str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -35,6 +35,9 @@ from runner.interpreters import Interpreter, usable
 from runner.package_index import IndexSettings
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity, Progress
+
+if TYPE_CHECKING:
+    from runner.containers import SuiteContainer
 
 FORMAT = 1
 """Raised when an environment of an older program must not be used any more."""
@@ -96,6 +99,7 @@ class Ready:
     record: EnvironmentRecord
     found: Found
     seconds: float  # that this run waited for it
+    container: SuiteContainer | None = None  # in which it is, where it is not on this machine itself
     _lock: Lock | None = field(default=None, repr=False)
 
     def release(self) -> None:
@@ -133,6 +137,7 @@ class Environments:
     caller: Mapping[str, str]
     progress: Progress
     uv: Callable[[], str]
+    kind: Literal["venv"] = "venv"
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
     # Virtual environments
@@ -680,9 +685,9 @@ class Download:
             lines, newline = b"", b""
         self._position += len(lines) + len(newline)
         for line in lines.decode("utf-8", "replace").splitlines():
-            if begun := re.match(r"\s*Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line):
+            if begun := re.match(r"(?:#\d+ [\d.]+ )?\s*Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line):
                 self._sizes[begun[1]] = float(begun[2]) * UNITS[begun[3]]
-            elif ended := re.match(r"\s*Downloaded (\S+)", line):
+            elif ended := re.match(r"(?:#\d+ [\d.]+ )?\s*Downloaded (\S+)", line):
                 self._done.add(ended[1])
         return sum(size for name, size in self._sizes.items() if name in self._done), sum(self._sizes.values())
 

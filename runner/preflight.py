@@ -28,32 +28,40 @@ class Preflight:
 
     def checked(self, plan: Plan, planned: Planned) -> Plan:
         """The plan, its legs that cannot be run here with the sentence that says why."""
+        runnable = [leg for leg in plan.legs if not leg.problem]
+        installed = [leg for leg in runnable if leg.torch]
         with ThreadPoolExecutor(thread_name_prefix="preflight") as pool:
-            builds = [leg for leg in plan.legs if leg.torch and not leg.problem]
-            disk = pool.submit(self._disk, builds) if builds and planned.engine != "required" else None
-            on_gpus = any(leg.runner == "nccl" and not leg.problem for leg in plan.legs)
+            place = self._engine if planned.engine == "required" else self._cache
+            of_environments = pool.submit(place, planned, installed) if installed else None
+            on_gpus = any(leg.runner == "nccl" for leg in runnable)
             shared = pool.submit(self._shared_memory, planned) if on_gpus else None
-            engine = pool.submit(self._engine, planned) if planned.engine == "required" else None
-        short = disk.result() if disk else {}
+        found = of_environments.result() if of_environments else {}
         of_gpus = shared.result() if shared else []
-        of_all = engine.result() if engine else []
 
         def problem(leg: LegPlan) -> str | None:
-            found = [*of_all, *(of_gpus if leg.runner == "nccl" else []), *short.get(leg.id, [])]
-            return next((_sentence(one) for one in found if one.severity == "error"), None)
+            its = [*found.get(leg.id, []), *(of_gpus if leg.runner == "nccl" else [])]
+            return next((_sentence(one) for one in its if one.severity == "error"), None)
 
         return Plan(tuple(_with_problem(leg, problem(leg)) for leg in plan.legs))
 
-    def _disk(self, legs: list[LegPlan]) -> dict[str, list[Finding]]:
+    def _cache(self, planned: Planned, legs: list[LegPlan]) -> dict[str, list[Finding]]:
+        return self._disk(self.cache, "the cache's disk", legs)
+
+    def _engine(self, planned: Planned, legs: list[LegPlan]) -> dict[str, list[Finding]]:
+        answers = engine_findings.ask_all(self.disks.processes, self.disks.caller)
+        found = engine_findings.findings(answers, planned)
+        about = engine_findings.chosen(answers)
+        disk = self._disk(Path(about.root), f"the disk of {about.kind}'s images", legs) if about and about.root else {}
+        return {leg.id: [*found, *disk.get(leg.id, [])] for leg in legs}
+
+    def _disk(self, directory: Path, what: str, legs: list[LegPlan]) -> dict[str, list[Finding]]:
         """For the legs whose environments are still to be built; which these are is asked where space is short."""
-        what = "the cache's disk"
-        wanted = machine_findings.demand(legs)
-        found = machine_findings.disk(self.disks, self.cache, what, wanted, ELSEWHERE)
+        found = machine_findings.disk(self.disks, directory, what, machine_findings.demand(legs), ELSEWHERE)
         if not any(one.severity == "error" for one in found):
             return {}
         if found[0].id.endswith("-silent"):
             return {leg.id: found for leg in legs}
-        space = self.disks.space(self.cache)
+        space = self.disks.space(directory)
         return {
             leg.id: [machine_findings.judge_space(space, what, machine_findings.demand([leg]), ELSEWHERE)]
             for leg in legs
@@ -62,10 +70,6 @@ class Preflight:
 
     def _shared_memory(self, planned: Planned) -> list[Finding]:
         return machine_findings.shared_memory(self.disks, "required", in_containers=planned.engine == "required")
-
-    def _engine(self, planned: Planned) -> list[Finding]:
-        answers = engine_findings.ask_all(self.disks.processes, self.disks.caller)
-        return engine_findings.findings(answers, planned)
 
 
 def _sentence(finding: Finding) -> str:
