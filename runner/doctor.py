@@ -10,7 +10,9 @@ import functools
 import json
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,7 +201,8 @@ class Doctor:
         if config.environment == planning.CURRENT:
             return ()
         pythons = list(dict.fromkeys(one.version for one in self.environments.interpreters))
-        place = Machine(gpus=config.world_size, locate=package_index.locate_wheel)
+        on_gpus = planning.GPU_LANE in config.lanes or shutil.which("nvidia-smi", path=self.caller.get("PATH"))
+        place = Machine(gpus=config.world_size if on_gpus else 0, locate=package_index.locate_wheel)
         return planning.make_plan(config, description, releases.bundled().available(), pythons, place).legs
 
     def checks(self, config: Config, planned: Planned, legs: Sequence[LegPlan]) -> Iterator[Check]:
@@ -237,8 +240,6 @@ class Doctor:
 
     def _kernel_log(self) -> list[Finding]:
         """Nothing where it may not be read."""
-        import tempfile
-
         with tempfile.TemporaryDirectory(prefix="sp-compat-") as directory:
             log = Path(directory) / "dmesg"
             self.processes.run(

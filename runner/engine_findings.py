@@ -98,7 +98,7 @@ def _without_answer(asked: Asked, planned: Planned) -> Finding:
         return Finding(
             "engine-permission",
             grave,
-            asked.words,
+            asked.words.replace(": add the user to the group docker, or use podman", ""),
             "add the user to the group (`usermod -aG docker $USER`, then log in anew), use podman, or " + VENV,
         )
     return Finding(
