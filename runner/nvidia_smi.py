@@ -15,7 +15,7 @@ from typing import Literal
 from matrix.gpus import Gpu, GpuProcess, Gpus, visible
 from runner.processes import Processes, inherited
 
-ANSWER_LIMIT = 6.0
+ANSWER_LIMIT = 10.0
 """Seconds. Without the persistence daemon each GPU takes about one to wake up."""
 
 CONTROL_DEVICE = Path("/dev/nvidiactl")  # there where a driver is loaded

@@ -134,7 +134,7 @@ def test_what_torch_says_of_gpus_that_it_cannot_use(looking: pytest.MonkeyPatch)
         raise RuntimeError("The NVIDIA driver on your system is too old")
 
     looking.setattr(torch.cuda, "init", refuse)
-    assert gpus.see() == Seen(cuda="12.1", error="The NVIDIA driver on your system is too old")
+    assert (gpus.see().cuda, gpus.see().error) == ("12.1", "The NVIDIA driver on your system is too old")
 
 
 def test_gpus_that_never_answer(looking: pytest.MonkeyPatch) -> None:
