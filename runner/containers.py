@@ -504,7 +504,7 @@ class SuiteContainer:
         """
         observations.touch()
         mounts = [Mount(TETHER, TETHER_INSIDE), Mount(suite, str(SUITE)), Mount(observations, str(OBSERVATIONS), True)]
-        mounts += [Mount(project, str(PROJECT))] if project else []
+        mounts += [Mount(_readable(project, scratch), str(PROJECT))] if project else []
         name = f"{NAME}-{self.labels[RUN]}-{secrets.token_hex(6)}"
         run = ContainerRun(
             image=self.image,
@@ -555,6 +555,18 @@ class SuiteContainer:
             return explain(self.engine.about.kind, text, ended.status)[1]
         at, sentence = explain(self.engine.about.kind, text, ended.status)
         return sentence if ended.status != 0 and at == "machine" else None
+
+
+def _readable(project: Path, scratch: Path) -> Path:
+    """The project, or a copy of its files where only root, as which nothing is run in there, could look into it."""
+    if os.getuid() != 0 or project.stat().st_mode & 0o005 == 0o005:
+        return project
+    copy = scratch / "project"
+    checkouts.copy(project, copy)
+    for path in (copy, *copy.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
+    return copy
 
 
 # Nothing of the caller's environment is seen inside. Compilers and caches look for a home and for a user's name.
