@@ -77,7 +77,8 @@ USER = 10001
 SHARED_MEMORY_OF_A_RANK = 2**30  # bytes; a limit, nothing is set aside
 MEMORY_SHARE = 0.9  # of the machine's, so that what runs out of memory is the container
 PROCESSES = 8192
-ENGINE_FAILED = 125  # the status of `run` when it was not the container that failed
+ENGINE_FAILED = (125, 126, 127)
+"""The status of `run` when the engine failed, or could not start what the container is for."""
 
 STEP = re.compile(r"(?m)^(#[0-9]+ (?:[0-9]+\.[0-9]+ )?|STEP [0-9/]+: )")
 """What builders write before each line."""
@@ -291,12 +292,13 @@ class Containers:
     def _check_gpus(self, leg: LegPlan, base: Image, log: Path) -> None:
         """A machine that cannot hand its GPUs to a container is not made to download for one."""
         if leg.runner == "nccl":
-            self._in_container(base.id, ["/bin/sh", "-c", ":"], log, gpus=gpus_of(self.environments.caller))
+            gpus = gpus_of(self.environments.caller)
+            self._in_container(base.id, ["-c", ":"], log, entrypoint="/bin/sh", gpus=gpus)
 
     def _has_torch(self, leg: LegPlan, base: Image, log: Path) -> bool:
         """Whether the base is one that brings the torch that is asked for, as official images do."""
         script = 'python=$(command -v python || command -v python3) && exec "$python" -I "$0"'
-        text, ended = self._in_container(base.id, ["/bin/sh", "-c", script, PROBE_INSIDE], log)
+        text, ended = self._in_container(base.id, ["-c", script, PROBE_INSIDE], log, entrypoint="/bin/sh")
         try:
             found = msgspec.json.decode(text.strip().splitlines()[-1], type=Found)
         except (IndexError, msgspec.MsgspecError):
@@ -423,7 +425,6 @@ class Containers:
                     f'LABEL {OWNER}=""',  # of the probe's container; those of a person who runs the image are not ours
                     f"USER {USER}:{USER}",
                     'CMD ["python"]',
-                    "ENTRYPOINT []",
                 ],
             )
             self.engine.tag(image, f"{NAME}:{key}")
@@ -439,6 +440,7 @@ class Containers:
         *,
         name: str | None = None,
         keep: bool = False,
+        entrypoint: str | None = None,
         gpus: Sequence[str] | None = None,
     ) -> tuple[str, Ended]:
         """What a command says that is run as root in an image; it writes into the image if it is kept."""
@@ -447,6 +449,7 @@ class Containers:
             name=name or self._name("probe"),
             command=command,
             labels=self._labels(),
+            entrypoint=entrypoint,
             mounts=[Mount(PROBE, PROBE_INSIDE)],
             user="0:0",
             gpus=gpus,
@@ -464,7 +467,7 @@ class Containers:
         text = log.read_bytes()[start:].decode("utf-8", "replace")
         if ended.by != "itself":
             self.engine.remove(run.name)
-        if ended.status == ENGINE_FAILED:
+        if ended.status in ENGINE_FAILED:
             raise EngineError(*explain(self.engine.about.kind, text, ended.status))
         return text, ended
 
@@ -501,7 +504,7 @@ class SuiteContainer:
         """
         observations.touch()
         mounts = [Mount(TETHER, TETHER_INSIDE), Mount(suite, str(SUITE)), Mount(observations, str(OBSERVATIONS), True)]
-        mounts += [Mount(project, str(PROJECT))] if project else []
+        mounts += [Mount(_readable(project, scratch), str(PROJECT))] if project else []
         name = f"{NAME}-{self.labels[RUN]}-{secrets.token_hex(6)}"
         run = ContainerRun(
             image=self.image,
@@ -536,7 +539,7 @@ class SuiteContainer:
             )
         finally:
             observations.chmod(mode)
-        if ended.by != "itself" or ended.status == ENGINE_FAILED:
+        if ended.by != "itself" or ended.status in ENGINE_FAILED:
             with suppress(EngineError):  # it goes by itself too, when it sees that nobody waits for it
                 self.engine.remove(name)
         return ended
@@ -548,10 +551,22 @@ class SuiteContainer:
     def fault(self, ended: Ended, log: Path) -> str | None:
         """Why it was the engine that ended the run, if it was."""
         text = log.read_text("utf-8", "replace")[-4096:] if log.exists() else ""
-        if ended.status == ENGINE_FAILED:
+        if ended.status in ENGINE_FAILED:
             return explain(self.engine.about.kind, text, ended.status)[1]
         at, sentence = explain(self.engine.about.kind, text, ended.status)
         return sentence if ended.status != 0 and at == "machine" else None
+
+
+def _readable(project: Path, scratch: Path) -> Path:
+    """The project, or a copy of its files where only root, as which nothing is run in there, could look into it."""
+    if os.getuid() != 0 or project.stat().st_mode & 0o005 == 0o005:
+        return project
+    copy = scratch / "project"
+    checkouts.copy(project, copy)
+    for path in (copy, *copy.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
+    return copy
 
 
 # Nothing of the caller's environment is seen inside. Compilers and caches look for a home and for a user's name.

@@ -130,6 +130,7 @@ class ContainerRun:
     name: str
     command: Sequence[str]
     labels: Mapping[str, str]
+    entrypoint: str | None = None  # in place of the image's
     mounts: Sequence[Mount] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     passed: Sequence[str] = ()
@@ -277,7 +278,8 @@ class Engine:
             words += ["--env", f"{name}={value}"]
         for name in run.passed:
             words += ["--env", name]
-        return [*words, "--entrypoint", run.command[0], run.image, *run.command[1:]]
+        words += ["--entrypoint", run.entrypoint] if run.entrypoint else []
+        return [*words, run.image, *run.command]
 
     def variables(self, passed: Sequence[str] = ()) -> dict[str, str]:
         """What a command of the engine's client sees of the caller's environment."""
@@ -395,6 +397,11 @@ _EXPLANATIONS: tuple[tuple[re.Pattern[str], At, str], ...] = (
         "it has no init for containers: install tini for docker, catatonit for podman",
     ),
     (
+        re.compile(r"OCI (runtime|permission)|error running container|failed to create (shim|task)", re.IGNORECASE),
+        "machine",
+        "it cannot start a container on this machine",
+    ),
+    (
         re.compile(r"read-only file system", re.IGNORECASE),
         "machine",
         "the disk of its images can only be read",
@@ -428,6 +435,8 @@ def explain(kind: str, said: str, status: int) -> tuple[At, str]:
 def _last_line(said: str, longest: int = 300) -> str:
     lines = [" ".join(line.split()) for line in said.splitlines()]
     errors = [line for line in lines if re.match(r"error|docker:|.*\berror\b", line, re.IGNORECASE)]
+    # Podman repeats the whole step of the Dockerfile behind what went wrong in it.
+    errors = [line for line in errors if "building at STEP" not in line] or errors
     line = (errors or [line for line in lines if line] or [""])[-1]
     return line if len(line) <= longest else line[: longest - 3] + "..."
 

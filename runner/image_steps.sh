@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC1090
 # What the steps of the Dockerfile do; sourced by each of them. `uv_install` and the index settings come from the file
 # `index`, a secret of the build where the engine has such.
 set -eu
@@ -58,6 +59,7 @@ install_deepspeed() {
         unset DS_ACCELERATOR
     fi
     install "$@" --constraints /context/torch/constraints.txt ${TORCH:+"$TORCH"} setuptools wheel
+    # shellcheck disable=SC2046 # what is beside it is several words
     install "$@" --constraints /context/torch/constraints.txt ${TORCH:+"$TORCH"} \
         --no-build-isolation-package deepspeed --refresh-package deepspeed \
         --overrides /context/deepspeed/overrides.txt "$deepspeed" $(cat /context/deepspeed/beside.txt)
