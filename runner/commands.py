@@ -299,6 +299,8 @@ def _plan(
         place = _machine_of_runners(config, place, only_cpu=arguments.runners == "cpu")
         if "nccl" in place.without and config.runners["nccl"] and config.wants("nccl"):
             work.environments.progress.note(place.without["nccl"])
+    elif place.gpu_trouble and place.gpus < config.world_size and config.lanes == (configuration.AUTO,):
+        work.environments.progress.note(f"the lane nccl is left out: {place.gpu_trouble}")
     if config.environment == planning.CURRENT:
         return _plan_of_current(arguments, config, description, work, place)
     pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
@@ -318,8 +320,6 @@ def _plan(
 
 def _this_machine(config: Config, work: _Work) -> Machine:
     there = work.gpus if config.wants(planning.GPU_LANE) else nvidia_smi.NOT_ASKED
-    if config.lanes == (configuration.AUTO,) and there.trouble and len(there.gpus.usable) < config.world_size:
-        work.environments.progress.note_once(f"the lane nccl is left out: {there.trouble}")
     return Machine(
         gpus=len(there.gpus.usable),
         driver=there.gpus.driver,
@@ -342,7 +342,8 @@ def _machine_of_runners(config: Config, place: Machine, *, only_cpu: bool) -> Ma
         without["nccl"] = "the lane nccl is for code that is trusted with the GPU runners, and left out here"
     elif not config.runners["nccl"]:
         without["nccl"] = "runners.nccl names no runner for the lane nccl"
-    return replace(place, gpus=0 if "nccl" in without else config.world_size, driver=None, without=without)
+    gpus = 0 if "nccl" in without else config.world_size
+    return replace(place, gpus=gpus, driver=None, capability=None, gpu_trouble=None, without=without)
 
 
 def _plan_of_leg(

@@ -27,6 +27,7 @@ from matrix.plan import LegPlan
 from matrix.planning import Machine
 from runner import engine_findings, gpu_findings, interpreters, machine_findings, package_index, smoke, suite
 from runner.cache import Cache, cache_root
+from runner.cli import CURRENT_PYTHON
 from runner.disks import Disks
 from runner.engine import About
 from runner.environments import Environments
@@ -41,6 +42,8 @@ LIMIT, AT_LEAST = 8.0, 6.0
 ANSWER_LIMIT = 5.0  # seconds for nvidia-smi
 LAST_WORDS = 0.7  # seconds for checks to end when their commands were stopped
 
+REPORT = "please report it as a mistake in sp-compat"
+
 Look = Callable[[], Sequence[Finding]]
 
 
@@ -50,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _config(arguments, description)
     if arguments.python is not None and not os.access(arguments.python, os.X_OK):
         raise UsageError(f"--python {arguments.python}: there is no interpreter; write the path of one")
-    machine = Doctor.begin(os.environ, arguments.python)
+    machine = Doctor.begin(os.environ, arguments.python or _current(config))
     legs = machine.legs(config, description)
     planned = planned_of(config, legs)
     checks = list(machine.checks(config, planned, legs))
@@ -110,6 +113,11 @@ def _show(findings: Sequence[Finding], code: int) -> None:
     sys.stdout.flush()
 
 
+def _current(config: Config) -> Path | None:
+    """The interpreter that `environment: current` measures where none is named."""
+    return Path(os.environ.get(CURRENT_PYTHON) or sys.executable) if config.environment == planning.CURRENT else None
+
+
 def planned_of(config: Config, legs: Sequence[LegPlan]) -> Planned:
     """How much of the machine what is planned depends on."""
     table = releases.bundled()
@@ -138,7 +146,7 @@ def carry_out(checks: Sequence[Check], cancellation: Cancellation, limit: float)
             findings = list(check.look())
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            findings = [Finding("check-failed", "warning", f"{check.name} could not be looked at: {said}")]
+            findings = [Finding("check-failed", "warning", f"{check.name} could not be looked at: {said}", REPORT)]
         found.put((check, findings))
 
     for check in checks:

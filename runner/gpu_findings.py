@@ -96,7 +96,7 @@ def _count(gpus: Gpus, planned: Planned) -> Iterator[Finding]:
         "gpu-count",
         severity,
         f"{can}, and the lane nccl needs {planned.world_size}, one for each rank",
-        f"{left}{WITHOUT_GPUS}" if planned.gpus == "required" else "",
+        f"{left}{WITHOUT_GPUS}",
     )
 
 

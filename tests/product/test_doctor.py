@@ -68,7 +68,7 @@ def examine(
         document = json.loads(capsys.readouterr().out)
         assert document["exit_code"] == code
         findings = tuple(Finding(**{**one, "fix": one["fix"] or ""}) for one in document["findings"])
-        assert all(one.fix for one in findings if one.severity in ("error", "warning") and one.id != "gpu-count")
+        assert all(one.fix for one in findings if one.severity in ("error", "warning"))
         return Diagnosis(code, findings)
 
     return call
@@ -489,3 +489,10 @@ def test_all_reduce_is_tried_in_each_lane(ready: Path, machine: FakedMachine, tm
         assert found[f"smoke-{lane}"]["severity"] in ("ok", "warning"), found  # a busy machine may not be in time
         assert f"lane {lane}" in found[f"smoke-{lane}"]["sentence"]
     assert "2.13.0" in found["smoke-gloo"]["sentence"]
+
+
+def test_the_interpreter_that_is_measured_as_it_is_is_tried(machine: FakedMachine, examine: Examine) -> None:
+    machine.space()
+    found = examine("--environment", "current", "--lane", "gloo")
+    assert found.of("smoke-gloo").severity in ("ok", "warning")  # a busy machine may not be in time
+    assert sys.executable in found.of("smoke-gloo").sentence
