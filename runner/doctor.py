@@ -233,9 +233,9 @@ class Doctor:
         yield Check("the cache", functools.partial(find.writable, self.cache.root))
         yield Check("the cache's disk", functools.partial(self._cache_disk, () if in_containers else legs))
         yield Check("the memory", functools.partial(find.memory, planned.world_size))
-        if not in_containers:
+        if not in_containers:  # which have their own
             yield Check("the Pythons", functools.partial(find.pythons, legs, self.environments.interpreters))
-        yield Check("the loopback interface", find.loopback)
+            yield Check("the loopback interface", find.loopback)
         yield Check("the host's name", find.names)
         yield Check("the ports", find.ports)
         yield Check("the clock", lambda: find.clock(time.time(), find.installed()))
@@ -283,7 +283,7 @@ class Doctor:
         fix = "`sp-compat env gc` removes images of sp-compat; `docker system df` shows what else is there"
         wanted = machine_findings.Demand(1, machine_findings.GPU_ENVIRONMENT, machine_findings.GPU_ENVIRONMENT)
         what = f"the disk of {about.kind}'s images"
-        return machine_findings.disk(self.disks, Path(about.root), what, wanted, fix, "engine-disk")
+        return machine_findings.disk(self.disks, Path(about.root), what, wanted, fix, "engine-disk", elsewhere=True)
 
     def _cache_disk(self, legs: Sequence[LegPlan]) -> list[Finding]:
         missing = [leg for leg in legs if leg.torch and not self.environments.is_ready(leg)]

@@ -69,8 +69,17 @@ def demand(legs: Iterable[LegPlan]) -> Demand:
     return Demand(len(sizes), max(sizes, default=0), sum(sizes))
 
 
-def disk(disks: Disks, directory: Path, what: str, wanted: Demand, fix: str, identity: str = "disk") -> list[Finding]:
-    """`what` names the directory's purpose."""
+def disk(
+    disks: Disks,
+    directory: Path,
+    what: str,
+    wanted: Demand,
+    fix: str,
+    identity: str = "disk",
+    *,
+    elsewhere: bool = False,
+) -> list[Finding]:
+    """`what` names the directory's purpose. `elsewhere`: where it is not here, it may be one of another machine."""
     try:
         space = disks.space(directory)
     except NoAnswer as error:
@@ -83,6 +92,8 @@ def disk(disks: Disks, directory: Path, what: str, wanted: Demand, fix: str, ide
                 "a network mount whose server is gone? unmount it (`umount -f -l`), or choose another directory",
             )
         ]
+    if elsewhere and space.asked != directory:
+        return []
     return [judge_space(space, what, wanted, fix, identity)]
 
 

@@ -15,7 +15,7 @@ from matrix.plan import LegPlan, Plan
 from runner import engine_findings, machine_findings
 from runner.disks import Disks
 
-ELSEWHERE = "`sp-compat env gc` frees some, or set SP_COMPAT_CACHE to a directory with more"
+MORE_SPACE = "`sp-compat env gc` frees some, or set SP_COMPAT_CACHE to a directory with more"
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,17 @@ class Preflight:
 
     def _disk(self, directory: Path, what: str, legs: list[LegPlan]) -> dict[str, list[Finding]]:
         """For the legs whose environments are still to be built; which these are is asked where space is short."""
-        found = machine_findings.disk(self.disks, directory, what, machine_findings.demand(legs), ELSEWHERE)
+        wanted = machine_findings.demand(legs)
+        found = machine_findings.disk(
+            self.disks, directory, what, wanted, MORE_SPACE, elsewhere=directory != self.cache
+        )
         if not any(one.severity == "error" for one in found):
             return {}
         if found[0].id.endswith("-silent"):
             return {leg.id: found for leg in legs}
         space = self.disks.space(directory)
         return {
-            leg.id: [machine_findings.judge_space(space, what, machine_findings.demand([leg]), ELSEWHERE)]
+            leg.id: [machine_findings.judge_space(space, what, machine_findings.demand([leg]), MORE_SPACE)]
             for leg in legs
             if not self.is_ready(leg)
         }

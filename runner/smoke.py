@@ -156,8 +156,8 @@ def _undone(lane: str, record: Record, interpreter: Interpreter, took: _Times, s
     if took.imported is None and said and took.whole < TIME_ENOUGH:
         sentence = f"lane {lane}: {interpreter} cannot run all_reduce: {said}"
         return Finding(f"smoke-{lane}", "warning", sentence, "name by --python an interpreter with torch and pytest")
-    what = "importing torch" if took.imported is None else "all_reduce"
-    sentence = f"lane {lane}: {what} with {interpreter} had not ended after {took.whole:.0f} s, and was stopped"
+    doing = "torch was still being imported" if took.imported is None else "all_reduce had not ended"
+    sentence = f"lane {lane}: {doing} with {interpreter} after {took.whole:.0f} s, and was stopped"
     return Finding(
         f"smoke-{lane}", "warning", sentence, "the machine is busy or its disk slow: try again when it is idle"
     )
