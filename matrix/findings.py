@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from matrix import gpu_builds, releases
+from matrix.config import AUTO, Config
 from matrix.gpu_builds import CudaBuilds
+from matrix.plan import LegPlan
+from matrix.planning import GPU_LANE
 
 Severity = Literal["error", "warning", "info", "ok"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info", "ok")
@@ -38,6 +42,16 @@ class Planned:
     gpus: Need
     engine: Need
     builds: tuple[CudaBuilds, ...] = ()  # of each release, once
+
+
+def planned_of(config: Config, legs: Iterable[LegPlan]) -> Planned:
+    table = releases.bundled()
+    builds = dict.fromkeys(gpu_builds.of(leg.torch, table) for leg in legs if leg.torch and not leg.torch.nightly)
+    gpus: Need = "welcome" if config.lanes == (AUTO,) else "unused"
+    if GPU_LANE in config.lanes:
+        gpus = "required"
+    kinds: Mapping[str, Need] = {"container": "required", AUTO: "welcome"}
+    return Planned(config.world_size, gpus, kinds.get(config.environment, "unused"), tuple(builds))
 
 
 def gravity(need: Need) -> Severity:

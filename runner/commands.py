@@ -37,6 +37,7 @@ from matrix.config import Config, Options
 from matrix.config_file import nearest
 from matrix.deepspeed_releases import ULYSSES, DeepSpeedTable, Measurement
 from matrix.explanations import explanation_of
+from matrix.findings import planned_of
 from matrix.known_issues import KnownIssues
 from matrix.lost_legs import with_lost_legs
 from matrix.plan import LegPlan, Plan
@@ -45,7 +46,6 @@ from matrix.results import Results, Source, Tool
 from matrix.verdict import Verdict
 from runner import (
     checkouts,
-    doctor,
     environment_kind,
     environments,
     github_job,
@@ -129,7 +129,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
             config = environment_kind.settled(config, work.processes, os.environ)
             planned, current = make_plan(arguments, config, description, work)
-            planned = work.preflight(config).checked(planned, doctor.planned_of(config, planned.legs))
+            planned = work.preflight(config).checked(planned, planned_of(config, planned.legs))
             caller = {**os.environ, **work.gpus_of_legs(planned)}
             interruption.begin_work()
             session = Session(

@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matrix import config as configuration
-from matrix import gpu_builds, log_text, planning, releases
-from matrix.config import AUTO, Config, Options
-from matrix.findings import Finding, Need, Planned, Severity, exit_code, gravest_first, gravity
+from matrix import log_text, planning, releases
+from matrix.config import Config, Options
+from matrix.findings import Finding, Planned, Severity, exit_code, gravest_first, gravity, planned_of
 from matrix.plan import LegPlan
 from matrix.planning import Machine
 from runner import engine_findings, gpu_findings, interpreters, machine_findings, package_index, smoke, suite
 from runner.cache import Cache, cache_root
 from runner.cli import CURRENT_PYTHON
+from runner.commands import find_uv, read_config
 from runner.disks import Disks
 from runner.engine import About
 from runner.environments import Environments
@@ -61,24 +62,27 @@ def run(arguments: argparse.Namespace) -> int:
     findings = gravest_first(carry_out(checks, machine.processes.cancellation, left))
     code = exit_code(findings)
     if arguments.json:
-        document = {
-            "exit_code": code,
-            "planned": {
-                "torch": [build.release for build in planned.builds],
-                "lanes": list(config.lanes),
-                "world_size": config.world_size,
-                "environment": config.environment,
-            },
-            "findings": [
-                {"id": one.id, "severity": one.severity, "sentence": one.sentence, "fix": one.fix or None}
-                for one in findings
-            ],
-            "seconds": round(time.monotonic() - began, 2),
-        }
-        print(json.dumps(document, indent=1))
+        print(json.dumps(_as_json(config, planned, findings, time.monotonic() - began), indent=1))
     else:
         _show(findings, code)
     return code
+
+
+def _as_json(config: Config, planned: Planned, findings: Sequence[Finding], seconds: float) -> dict[str, object]:
+    return {
+        "exit_code": exit_code(findings),
+        "planned": {
+            "torch": [build.release for build in planned.builds],
+            "lanes": list(config.lanes),
+            "world_size": config.world_size,
+            "environment": config.environment,
+        },
+        "findings": [
+            {"id": one.id, "severity": one.severity, "sentence": one.sentence, "fix": one.fix or None}
+            for one in findings
+        ],
+        "seconds": round(seconds, 2),
+    }
 
 
 def _age_of_this_process() -> float:
@@ -89,8 +93,6 @@ def _age_of_this_process() -> float:
 
 def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     """What would be run, without DeepSpeed: it makes no difference here, and to look it up takes the network."""
-    from runner.commands import read_config
-
     options = Options(
         torch=tuple(arguments.torch),
         lanes=tuple(arguments.lane),
@@ -116,19 +118,6 @@ def _show(findings: Sequence[Finding], code: int) -> None:
 def _current(config: Config) -> Path | None:
     """The interpreter that `environment: current` measures where none is named."""
     return Path(os.environ.get(CURRENT_PYTHON) or sys.executable) if config.environment == planning.CURRENT else None
-
-
-def planned_of(config: Config, legs: Sequence[LegPlan]) -> Planned:
-    """How much of the machine what is planned depends on."""
-    table = releases.bundled()
-    builds = dict.fromkeys(gpu_builds.of(leg.torch, table) for leg in legs if leg.torch and not leg.torch.nightly)
-    gpus: Need = "unused"
-    if planning.GPU_LANE in config.lanes:
-        gpus = "required"
-    elif config.lanes == (AUTO,):
-        gpus = "welcome"
-    kinds: Mapping[str, Need] = {"container": "required", AUTO: "welcome"}
-    return Planned(config.world_size, gpus, kinds.get(config.environment, "unused"), tuple(builds))
 
 
 @dataclass(frozen=True)
@@ -191,8 +180,6 @@ class Doctor:
 
     @classmethod
     def begin(cls, caller: Mapping[str, str], python: Path | None) -> Doctor:
-        from runner.commands import find_uv
-
         processes = Processes(Cancellation())
         cache = Cache(cache_root(caller))
         return cls(
