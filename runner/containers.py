@@ -608,4 +608,4 @@ def remove_leftovers(engine: Engine, environments: Environments) -> None:
 
 
 def _is_left_over(container: Container) -> bool:
-    return owner.is_gone(container.labels.get(OWNER, ""), running=container.state in ("running", "paused"))
+    return owner.is_gone(container.labels.get(OWNER, ""), ended=container.state in ("exited", "dead"))

@@ -14,7 +14,8 @@ from runner.engine import EngineError, NoEngine
 from runner.environments import Environments
 from runner.processes import Processes
 
-# What engines leave in each container. The engine behind a socket that is mounted there does not see its files.
+# What engines leave in each container. The engine behind a socket that is mounted there does not see its files, and its
+# own directory is not to be seen either.
 INSIDE = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
@@ -22,8 +23,8 @@ def settled(config: Config, processes: Processes, caller: Mapping[str, str]) -> 
     """`auto` is container in a job of GitHub where an engine answers, else venv."""
     if config.environment != AUTO:
         return config
-    in_job = caller.get("GITHUB_ACTIONS") == "true" and not any(mark.exists() for mark in INSIDE)
-    return replace(config, environment="container" if in_job and _answers(processes, caller) else "venv")
+    in_job = caller.get("GITHUB_ACTIONS") == "true"
+    return replace(config, environment="container" if in_job and _has_engine(processes, caller) else "venv")
 
 
 def preparing(config: Config, environments: Environments) -> Environments | Containers:
@@ -33,9 +34,9 @@ def preparing(config: Config, environments: Environments) -> Environments | Cont
     return Containers(environments, Where(str(config.container["base"]), config.container["registry"]), find)
 
 
-def _answers(processes: Processes, caller: Mapping[str, str]) -> bool:
+def _has_engine(processes: Processes, caller: Mapping[str, str]) -> bool:
     try:
-        engine.find(processes, caller)
+        about = engine.find(processes, caller).about
     except (EngineError, NoEngine):
         return False
-    return True
+    return Path(about.root).exists() or not any(mark.exists() for mark in INSIDE)

@@ -13,18 +13,18 @@ def of_this_process() -> str:
     return " ".join([str(os.getpid()), _started(os.getpid()) or "-", *_place()])
 
 
-def is_gone(owner: str, *, running: bool) -> bool:
+def is_gone(owner: str, *, ended: bool) -> bool:
     """Whether nobody waits any more for a container of this owner.
 
     Whoever numbers processes differently, another machine at the same engine or a job in a container of its own,
-    cannot be looked for. A container of theirs that does not run any more is of no use to them either: who waits for
-    one reads its end from the engine, not from the container.
+    cannot be looked for. A container of theirs that has ended is of no use to them: who waits for one is told of its
+    end by the engine.
     """
     words = owner.split()
     if len(words) != 4 or not words[0].isdigit():
         return False
     if tuple(words[2:]) != _place():
-        return not running
+        return ended
     return _started(int(words[0])) != words[1]
 
 
