@@ -400,9 +400,12 @@ def _add_environments(commands: Commands) -> None:
     measuring.add_argument("--quiet", action="store_true", help="no progress")
     measuring.set_defaults(command=_command("measure_deepspeed"))
 
-    gc = _sub(actions, "env gc", "remove environments; never one that is in use")
+    gc = _sub(actions, "env gc", "remove environments and images of ours; never one that is in use")
     gc.add_argument(
-        "--budget", type=size, metavar="SIZE", help=f"what may stay, least recently used first (default: {LIST_BUDGET})"
+        "--budget",
+        type=size,
+        metavar="SIZE",
+        help=f"what may stay of environments, and of images, least recently used first (default: {LIST_BUDGET})",
     )
     gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
     gc.add_argument("--all", action="store_true", help="everything, uv's cache too")

@@ -49,6 +49,7 @@ from runner import (
     environment_kind,
     environments,
     github_job,
+    image_store,
     interpreters,
     nvidia_smi,
     package_index,
@@ -597,10 +598,15 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def list_environments(arguments: argparse.Namespace) -> int:
-    found = environments.inventory(Cache(cache_root(os.environ)))
+    cache = Cache(cache_root(os.environ))
+    found = environments.inventory(cache)
+    engine = image_store.engine_of(os.environ)
+    images = image_store.inventory(engine, cache) if engine else []
     if arguments.json:
-        print(json.dumps(_inventory_as_json(found), indent=1))
+        print(json.dumps({**_inventory_as_json(found), "images": image_store.as_json(images)}, indent=1))
         return 0
+    for image in reversed(images):
+        print(log_text.safe(image_store.line(image)))
     for kept in reversed(found.environments):
         inside = kept.content.found if kept.content else None
         deepspeed = f", DeepSpeed {inside.deepspeed}" if inside and inside.deepspeed else ""
@@ -666,17 +672,19 @@ def _described(measurement: Measurement) -> str:
 def collect_environments(arguments: argparse.Namespace) -> int:
     cache = Cache(cache_root(os.environ))
     nothing_said = arguments.budget is None and arguments.older_than is None and not arguments.all
-    removed = environments.collect(
-        cache,
-        budget=size(LIST_BUDGET) if nothing_said else arguments.budget,
-        older_than=arguments.older_than,
-        everything=arguments.all,
-        now=time.time(),
-        clean_uv=lambda: _clean_uv(cache),
-    )
+    most = size(LIST_BUDGET) if nothing_said else arguments.budget
+    limits = {"budget": most, "older_than": arguments.older_than, "everything": arguments.all, "now": time.time()}
+    removed = environments.collect(cache, **limits, clean_uv=lambda: _clean_uv(cache))
+    engine = image_store.engine_of(os.environ)
+    images = image_store.collect(engine, cache, **limits) if engine else image_store.RemovedImages((), ())
     if arguments.json:
-        print(json.dumps({**msgspec.to_builtins(removed), "freed": removed.before - removed.after}, indent=1))
+        freed = {"freed": removed.before - removed.after, "images": msgspec.to_builtins(images)}
+        print(json.dumps({**msgspec.to_builtins(removed), **freed}, indent=1))
         return 0
+    for key in images.keys:
+        print(log_text.safe(f"removed the image {key}"))
+    for key in images.in_use:
+        print(log_text.safe(f"kept the image {key}: it is in use"))
     for key in removed.keys:
         print(f"removed {key}")
     for key in removed.in_use:

@@ -25,7 +25,7 @@ from matrix import deepspeed_releases
 from matrix.plan import LegPlan
 from matrix.results import EnvironmentRecord
 from runner import checkouts, owner
-from runner.cache import Lock
+from runner.cache import Cache, Lock
 from runner.engine import Container, ContainerRun, Engine, EngineError, Image, Mount, explain
 from runner.environments import (
     PROBE,
@@ -195,7 +195,7 @@ class Containers:
 
     def _use(self, leg: LegPlan, key: str, image: Image, content: Content, lock: Lock, began: float) -> Ready:
         with suppress(OSError):
-            used = self.environments.cache.root / "images" / key
+            used = used_file(self.environments.cache, key)
             used.parent.mkdir(exist_ok=True)
             used.touch()
         if leg.python and not content.found.python.startswith(f"{leg.python}."):
@@ -584,6 +584,11 @@ def gpus_of(caller: Mapping[str, str]) -> list[str]:
     """Those that the caller was lent; empty for all."""
     visible = caller.get("CUDA_VISIBLE_DEVICES")
     return [name.strip() for name in visible.split(",") if name.strip()] if visible else []
+
+
+def used_file(cache: Cache, key: str) -> Path:
+    """Touched with each use of the image: an engine does not say when that was."""
+    return cache.root / "images" / key
 
 
 def content_of(image: Image) -> Content | None:

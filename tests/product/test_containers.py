@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
+import socket
+import subprocess
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +150,10 @@ def test_what_the_suite_sees_in_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curious.py", "out"]
 
 
-@pytest.mark.parametrize("victim", ["program", "client", "container"])
+@pytest.mark.parametrize(
+    "victim",
+    ["program", pytest.param("client", marks=pytest.mark.slow), pytest.param("container", marks=pytest.mark.slow)],
+)
 def test_whoever_is_killed_nothing_is_left_and_the_next_run_works(
     engine: RealEngine, built: Mapping[str, Any], cache: Path, tmp_path: Path, victim: str
 ) -> None:
@@ -163,6 +172,119 @@ def test_whoever_is_killed_nothing_is_left_and_the_next_run_works(
     assert running.wait_until(lambda: not engine.containers(), 10)
     assert not running.processes_about(name)
     assert measured(engine, cache, tmp_path, "--torch", TORCH, *CELLS)["legs"][0]["status"] == "completed"
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(
+    engine: RealEngine, built: Mapping[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    moments = random.Random(7)
+    images = engine.images()
+    for number in range(10):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        process = running.start("run", *CONTAINER, *LONG, cache=cache, directory=directory, more=engine.variables)
+        time.sleep(moments.uniform(0.5, 12))
+        victim = ("program", "client", "container")[number % 3]
+        names = engine.containers()
+        if victim == "container" and names:
+            engine.docker("kill", names[0], check=False)
+        elif victim == "client" and names:
+            with suppress(AssertionError, ProcessLookupError):
+                os.kill(client_of(names[0]), signal.SIGKILL)
+        else:
+            process.kill()
+        process.communicate(timeout=300)
+    again = measured(engine, cache, tmp_path, "--torch", TORCH, *CELLS)
+
+    assert cells(again) == cells(built)
+    assert running.wait_until(lambda: not engine.containers(), 10)
+    assert engine.images() == images
+    assert engine.dangling() == []
+    assert not running.processes_about("/sp-compat/suite")
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_in_the_middle_is_the_machines_fault_and_leaves_nothing(
+    engine: RealEngine, built: Mapping[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    process = running.start("run", *CONTAINER, *LONG, cache=cache, directory=tmp_path, more=engine.variables)
+    assert running.wait_until(lambda: any(file.stat().st_size for file in tmp_path.glob("out/legs/*/*.jsonl")), 60)
+    time.sleep(2)
+
+    os.kill(engine.process, signal.SIGKILL)
+    said = process.communicate(timeout=120)[1]
+    [leg] = json.loads((tmp_path / "out/results.json").read_text())["legs"]
+    engine.start()
+
+    assert process.returncode == 4, said
+    assert (leg["status"], leg["reason"]) == ("environment-failed", "machine"), leg
+    assert "stopped in the middle" in leg["detail"]
+    assert measured(engine, cache, tmp_path, "--torch", TORCH, *CELLS)["legs"][0]["status"] == "completed"
+    assert running.wait_until(lambda: not engine.containers(), 10)
+
+
+@pytest.mark.slow
+def test_four_runs_at_once_share_one_image(engine: RealEngine, built: Mapping[str, Any], tmp_path: Path) -> None:
+    engine.docker("image", "rm", built["legs"][0]["environment"]["image"])
+    runs = []
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        options = ("run", *CONTAINER, "--torch", TORCH, *CELLS)
+        runs.append(running.start(*options, cache=tmp_path / "cache", directory=tmp_path / name, more=engine.variables))
+    said = [process.communicate(timeout=900)[1] for process in runs]
+
+    assert [process.returncode for process in runs] == [0] * 4, said
+    assert sum("building the environment" in text for text in said) == 1
+    found = [json.loads((tmp_path / name / "out/results.json").read_text()) for name in "abcd"]
+    assert len({results["legs"][0]["environment"]["digest"] for results in found}) == 1
+    assert all(cells(results) == cells(built) for results in found)
+    assert engine.containers() == []
+    assert engine.dangling() == []
+
+
+@pytest.mark.slow
+def test_an_image_goes_to_a_registry_and_comes_from_it_by_its_digest(
+    engine: RealEngine, cache: Path, tmp_path: Path
+) -> None:
+    if not shutil.which("docker-registry"):
+        pytest.skip("Debian's docker-registry is not installed")
+    with registry(tmp_path) as address:
+        options = ("--torch", TORCH, *CELLS, "--registry", f"{address}/sp/compat")
+        for image in engine.images():
+            if image.startswith("sp-compat:"):
+                engine.docker("image", "rm", image)
+        given = measured(engine, cache, tmp_path, *options)["legs"][0]["environment"]
+        for image in engine.images():
+            if not image.startswith("python:"):
+                engine.docker("image", "rm", image)
+        done = run(engine, cache, tmp_path, *options)
+        fetched = json.loads((tmp_path / "out/results.json").read_text())["legs"][0]
+
+        assert done.returncode == 0, done.stderr
+        assert "building the environment" not in done.stderr
+        assert fetched["environment"] == given
+        assert fetched["environment"]["digest"].startswith(f"{address}/sp/compat@sha256:")
+        assert engine.containers() == []
+        assert engine.dangling() == []
+
+
+@contextmanager
+def registry(directory: Path) -> Iterator[str]:
+    """Debian's, on this machine and without a login."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (directory / "registry.yml").write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {directory}/registry}}}}\nhttp: {{addr: '{address}'}}\n"
+    )
+    process = subprocess.Popen(
+        ["docker-registry", "serve", directory / "registry.yml"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield address
+    finally:
+        process.kill()
+        process.wait()
 
 
 def client_of(container: str) -> int:
