@@ -21,6 +21,8 @@ from matrix.requests import InvalidRequest
 from matrix.runner_labels import RunsOn
 
 AUTO = "auto"
+IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
+REPOSITORY = re.compile(r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*")
 USER_SUITE = "user"  # own losses
 TESTS_SUITE = "tests"  # own pytest paths
 DEEPSPEED_SUITES = frozenset(("attention", "engine"))
@@ -36,6 +38,7 @@ OPTIONS = {
     "losses": "--loss",
     "world-size": "--world-size",
     "environment": "--environment",
+    "container": "--base-image",
     "exclude": "--exclude",
     "known-issues": "--known-issues",
     "fail-on": "--fail-on",
@@ -112,6 +115,7 @@ class Config:
     losses: tuple[str, ...]
     tests: tuple[str, ...]
     environment: str
+    container: Mapping[str, str | None]  # base and registry of images
     runners: Mapping[str, RunsOn]
     exclude: tuple[Exclusion, ...]
     known_issues: str | None
@@ -154,6 +158,7 @@ class Options:
     exclude: tuple[str, ...] = ()
     world_size: int | None = None
     environment: str | None = None
+    container: Mapping[str, str] = field(default_factory=dict)
     known_issues: str | None = None
     fail_on: str | None = None
     thorough: bool = False
@@ -182,13 +187,15 @@ def with_options(config: Config, options: Options, suite: Suite) -> Config:
     origins = dict(config.origins)
     for option in fields(Options):
         value = getattr(options, option.name)
-        if value in (None, (), False):
+        if value in (None, (), {}, False):
             continue
         key = option.name.replace("_", "-")
         origins[key] = (OPTIONS.get(key, key),)
         changes[option.name] = value
     if "parameters" in changes:
         changes["parameters"] = tuple(_parameter(text) for text in options.parameters)
+    if "container" in changes:
+        changes["container"] = {**config.container, **options.container}
     if "exclude" in changes:
         changes["exclude"] = tuple(Exclusion(pattern) for pattern in options.exclude)
     if options.environment == "current":
@@ -215,6 +222,8 @@ def _laid_over(base: Config, text: str, name: str) -> Config:
     changes = {key.replace("-", "_"): value for key, value in document.values.items()}
     if "runners" in changes:
         changes["runners"] = {**base.runners, **changes["runners"]}
+    if "container" in changes:
+        changes["container"] = {**base.container, **changes["container"]}
     if "exclude" in changes:
         changes["exclude"] = tuple(Exclusion(**exclusion) for exclusion in changes["exclude"])
     return replace(base, **changes, origins={**base.origins, **document.origins})
@@ -224,7 +233,7 @@ def _laid_over(base: Config, text: str, name: str) -> Config:
 def _embedded() -> Config:
     text = resources.files("matrix").joinpath("data", "defaults.yaml").read_text(encoding="utf-8")
     nothing = Config(
-        (), (), (AUTO,), 4, (), (), (), (), AUTO, dict.fromkeys(RUNNER_CLASSES, RunsOn()), (), None, FAIL_ON[0]
+        (), (), (AUTO,), 4, (), (), (), (), AUTO, {}, dict.fromkeys(RUNNER_CLASSES, RunsOn()), (), None, FAIL_ON[0]
     )
     return replace(_laid_over(nothing, text, "defaults.yaml"), origins={})
 
@@ -270,10 +279,26 @@ def _check_releases(config: Config) -> None:
             raise ConfigError(f"{config.origin(key)}: the list is empty; name at least one release{none}")
     if config.environment not in ENVIRONMENTS:
         _unknown(config.origin("environment"), config.environment, ENVIRONMENTS)
+    _check_images(config)
     if config.fail_on not in FAIL_ON:
         _unknown(config.origin("fail-on"), config.fail_on, FAIL_ON)
     if config.world_size not in WORLD_SIZES:
         raise ConfigError(f"{config.origin('world-size')}: found {config.world_size}; allowed is {WORLD_SIZE}")
+
+
+def _check_images(config: Config) -> None:
+    """Both become words of an engine's command line."""
+    base, registry = str(config.container["base"]), config.container["registry"]
+    if not IMAGE.fullmatch(base.replace("{python}", "3.11").replace("{torch}", "2.2.2")):
+        raise ConfigError(
+            f"{config.origin('container')}: {base!r} is no name of an image; write one such as "
+            "python:{python}-slim-bookworm, where {python} and {torch} stand for a leg's"
+        )
+    if registry is not None and not REPOSITORY.fullmatch(registry):
+        raise ConfigError(
+            f"{config.origin('container')}: {registry!r} is no name of a repository; write one such as "
+            "ghcr.io/owner/sp-compat, without a tag"
+        )
 
 
 def _unknown(origin: str, word: str, words: Iterable[str]) -> NoReturn:

@@ -20,6 +20,7 @@ from matrix.runner_labels import RunsOn
 ENVIRONMENTS = ("auto", "container", "venv", "current")
 FAIL_ON = ("regression", "unexpected", "any", "never")
 RUNNER_CLASSES = ("cpu", "nccl")
+CONTAINER_KEYS = ("base", "registry")
 WORLD_SIZES = range(2, 9)
 WORLD_SIZE = f"a whole number from {WORLD_SIZES[0]} to {WORLD_SIZES[-1]}"
 INTEGER = "tag:yaml.org,2002:int"
@@ -197,6 +198,18 @@ def _runs_on(value: _Value) -> RunsOn:
     return RunsOn(labels, value.text(entries["group"], allowed))
 
 
+def _container(value: _Value) -> Mapping[str, str | None]:
+    entries = value.mapping(CONTAINER_KEYS)
+    read: dict[str, str | None] = {}
+    for name, node in entries.items():
+        inner = replace(value, key=f"{value.key}.{name}", node=node)
+        allowed = "allowed is an image such as python:{python}-slim-bookworm"
+        if name == "registry":
+            allowed = "allowed is a repository such as ghcr.io/owner/name, or null"
+        read[name] = None if name == "registry" and _is(node, NULL) else inner.text(node, allowed)
+    return read
+
+
 def _exclude(value: _Value) -> tuple[Mapping[str, str], ...]:
     allowed = "allowed are patterns such as loss/* or gloo:collectives/all_to_all, and mappings of torch, lane and case"
     exclusions = []
@@ -225,6 +238,7 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "losses": lambda value: value.texts("allowed is a list of losses, each package.module:function"),
     "tests": lambda value: value.texts("allowed is a list of paths that pytest takes"),
     "environment": lambda value: value.text(value.node, f"allowed are {', '.join(ENVIRONMENTS)}"),
+    "container": _container,
     "runners": _runners,
     "exclude": _exclude,
     "known-issues": _known_issues,

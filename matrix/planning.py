@@ -15,7 +15,7 @@ from typing import Literal
 
 from packaging.version import Version
 
-from matrix import deepspeed_releases, deepspeed_requests, releases, torch_requests
+from matrix import deepspeed_releases, deepspeed_requests, gpu_builds, releases, torch_requests
 from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
 from matrix.config_file import ConfigError, nearest
 from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources
@@ -41,13 +41,17 @@ def _no_repository(url: str, reference: str | None) -> str:
 class Machine:
     """What is to be known of the machine.
 
-    `driver` is the major version of NVIDIA's driver; `pytorch_index` says whether PyTorch's own index can be used.
+    `gpus` are those that a rank can be given, `gpu_trouble` says why there are no more. `driver` is the major version
+    of NVIDIA's driver, `capability` the compute capability of the oldest GPU. `pytorch_index` says whether PyTorch's
+    own index can be used.
     `deepspeed` are the releases of DeepSpeed that the package index has. `without` says of a class of runners why it
     gets no leg.
     """
 
     gpus: int = 0
     driver: int | None = None
+    capability: tuple[int, int] | None = None
+    gpu_trouble: str | None = None
     pytorch_index: bool = True
     locate: Callable[[str], PurePath | None] = lambda written: None
     deepspeed: Sequence[str] = ()
@@ -118,8 +122,7 @@ def placed_here(leg: LegPlan, config: Config, machine: Machine) -> LegPlan:
                 leg = replace(leg, deepspeed=f"deepspeed @ {machine.locate_checkout(deepspeed.place).as_uri()}")
             except Unresolvable as error:
                 leg = replace(leg, problem=str(error))
-    problem = _gpu_problem(leg, config, machine, releases.bundled()) if leg.runner == "nccl" else None
-    return replace(leg, problem=problem, reason="machine") if problem and not leg.problem else leg
+    return _on_gpus(leg, config, machine, releases.bundled())
 
 
 def _runners(config: Config, machine: Machine) -> list[Literal["cpu", "nccl"]]:
@@ -228,26 +231,32 @@ def _with_lanes(leg: LegPlan, config: Config, suite: Suite, machine: Machine, ta
     cases = config.selected(suite)
     of_class = [lane for lane in suite.lanes if (lane == GPU_LANE) == (leg.runner == "nccl") and config.wants(lane)]
     lanes = tuple(lane for lane in of_class if any(left(case, lane) for case in cases))
-    leg = replace(leg, lanes=lanes)
-    problem = _gpu_problem(leg, config, machine, table) if leg.runner == "nccl" and not leg.problem else None
-    return replace(leg, problem=problem, reason="machine") if problem else leg
+    return _on_gpus(replace(leg, lanes=lanes), config, machine, table)
+
+
+def _on_gpus(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> LegPlan:
+    """The leg with what this machine's GPUs decide of it."""
+    if leg.runner != "nccl" or leg.problem:
+        return leg
+    if problem := _gpu_problem(leg, config, machine, table):
+        return replace(leg, problem=problem, reason="machine")
+    if leg.torch is None or leg.torch.nightly:
+        return leg
+    builds = gpu_builds.of(leg.torch, table)
+    newest = gpu_builds.runs(builds, machine.driver, machine.capability, table)[-1]
+    return replace(leg, cuda=newest if newest != max(builds.cuda, key=Version) else None)
 
 
 def _gpu_problem(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> str | None:
     if machine.gpus < config.world_size:
+        trouble = f" that can be used: {machine.gpu_trouble}" if machine.gpu_trouble else ""
         return (
             f"the lane {GPU_LANE} needs {config.world_size} GPUs, one for each rank, "
-            f"and this machine has {machine.gpus}; leave the lane out, or lower --world-size"
+            f"and this machine has {machine.gpus}{trouble}; leave the lane out, or lower --world-size"
         )
-    if leg.torch is None or leg.torch.nightly or machine.driver is None:
+    if leg.torch is None or leg.torch.nightly:
         return None
-    oldest_cuda = min(table.of(Version(leg.torch.version)).cuda, key=Version)
-    if machine.driver < table.driver_for(oldest_cuda):
-        return (
-            f"torch {leg.torch.version} needs NVIDIA driver {table.driver_for(oldest_cuda)} or newer, "
-            f"and this machine has {machine.driver}"
-        )
-    return None
+    return gpu_builds.problem(gpu_builds.of(leg.torch, table), machine.driver, machine.capability, table)
 
 
 def _concerns(excluded: str | None, build: TorchBuild | None) -> bool:

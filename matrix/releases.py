@@ -62,6 +62,7 @@ class MinorRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReleaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     releases: Annotated[tuple[MinorRelease, ...], msgspec.Meta(min_length=1)]  # oldest first
     drivers: dict[str, int]
+    capabilities: dict[str, MinorText]
 
     @property
     def oldest(self) -> Version:
@@ -79,6 +80,11 @@ class ReleaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The oldest driver that runs this version of CUDA."""
         newest = max(self.drivers, key=int)
         return self.drivers.get(cuda.split(".")[0], self.drivers[newest])
+
+    def oldest_capability(self, cuda: str) -> tuple[int, int] | None:
+        """The oldest compute capability that builds for this version of CUDA have code for; None: of no limit known."""
+        limit = self.capabilities.get(cuda.split(".")[0])
+        return None if limit is None else (Version(limit).major, Version(limit).minor)
 
     def available(self) -> tuple[AvailableRelease, ...]:
         """The answer when no index can be asked."""

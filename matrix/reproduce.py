@@ -71,6 +71,7 @@ def _environment(leg: Leg) -> list[str]:
         return ["--environment", "current"]
     torch, deepspeed = versions(leg)
     return [
+        *(["--environment", "container"] if leg.environment.kind == "container" else []),
         "--torch",
         _pinned(leg.requested.torch, torch),
         "--deepspeed",

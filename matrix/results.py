@@ -76,6 +76,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     image: str | None = None
     digest: str | None = None
+    base: str | None = None  # what the image was made from, with the digest that its tag stood for then
     transformers: str | None = None  # the release beside DeepSpeed, which some of its modules need
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matrix import emulation as emulations
 from matrix import floors, markdown, reproduce, signs
 from matrix import table as tables
+from matrix.emulation import Pair
 from matrix.floors import Declaration, Floor
 from matrix.known_issues import KnownIssue
 from matrix.markdown import Markdown, code, text
@@ -58,6 +60,7 @@ def page(verdict: Verdict, full_report: str = "", *, columns: int, news_lines: i
     return [
         verdict_line(verdict, full_report),
         *news(verdict, news_lines),
+        *emulation(verdict, news_lines),
         *matrix(table, table.telling(columns)),
         *recommended(verdict),
         *gone(verdict),
@@ -145,6 +148,35 @@ def news(verdict: Verdict, limit: int) -> list[Section]:
     if incomplete:
         sections.append(Section("**Without a full result**\n\n", tuple(incomplete), "\n", rank=1))
     return sections
+
+
+def emulation(verdict: Verdict, limit: int) -> list[Section]:
+    """Whether the emulation shows what NCCL does, where both were measured; alike differences in one line."""
+    comparison = emulations.compare(verdict)
+    if not comparison.pairs:
+        return []
+    if not comparison.differences:
+        return [Section(f"{text(comparison.sentence)}.\n\n", rank=2)]
+    groups: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in comparison.differences:
+        emulated, real = pair.emulated.observation, pair.real.observation
+        groups[real.name, signs.told(emulated), signs.told(real)].append(pair)
+    lines = [_pairs_line(alike) for alike in groups.values()]
+    more = f"- … and {len(lines) - limit} more; {emulations.REAL} is what training does\n" if len(lines) > limit else ""
+    head = f"**Emulation and NCCL differ**\n\n{text(comparison.sentence)}:\n\n"
+    return [Section(head, (*lines[:limit], more), "\n", rank=1)]
+
+
+def _pairs_line(pairs: Sequence[Pair]) -> str:
+    first = pairs[0]
+    emulated, real = first.emulated.observation, first.real.observation
+    releases = _distinct(_releases(pair.real) for pair in pairs)
+    topologies = _distinct(pair.real.observation.topology for pair in pairs)
+    return (
+        f"- {code(real.name)} is **{text(signs.told(real))}** in {text(signs.lane(real.lane))} and "
+        f"**{text(signs.told(emulated))}** in {text(signs.lane(emulated.lane))} on {text(_some(releases))}: "
+        f"{text(_some(topologies))}{_count(len(pairs))}{_evidence(real)}\n"
+    )
 
 
 def _by_likeness(cells: Iterable[Cell]) -> list[list[Cell]]:

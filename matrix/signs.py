@@ -72,6 +72,12 @@ def outcome(observation: Observation) -> str:
     return f"{sign.sign} {sign.word}{factor}{', flaky' if observation.flaky else ''}"
 
 
+def told(observation: Observation) -> str:
+    """Sign and word, and the factors where they tell two observations of one outcome apart."""
+    factors = ", ".join(f"{name} ×{factor:.4g}" for name, factor in sorted((observation.factors or {}).items()))
+    return f"{outcome(observation)} ({factors})" if factors and observation.outcome == "pass" else outcome(observation)
+
+
 def rank_outcome(name: str) -> Sign:
     return BLOCKED if name == "blocked" else OUTCOMES[name]
 

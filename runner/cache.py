@@ -17,8 +17,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from runner.errors import MachineError
+
+T = TypeVar("T")
 
 COMPLETE = "complete.json"
 USED = "used"
@@ -127,6 +130,33 @@ class Cache:
             if wait(0.1):
                 return None
         return lock
+
+    def built_once(
+        self, key: str, complete: Callable[[], T | None], build: Callable[[], None], wait: Callable[[bool], None]
+    ) -> tuple[T, Lock]:
+        """What `complete` finds, under a lock that keeps it from being removed; built where it finds nothing.
+
+        `wait` is called as long as somebody else holds the lock, with true the first time; it sleeps, or raises.
+        """
+        first = True
+        while True:
+            lock = self.try_lock(key, exclusive=False)
+            if lock is not None:
+                found = complete()
+                if found is not None:
+                    return found, lock
+                lock.close()
+                exclusive = self.try_lock(key, exclusive=True)
+                if exclusive is not None:
+                    with exclusive:
+                        # Another run may have built it between the two locks.
+                        if complete() is None:
+                            build()
+                    continue
+                wait(False)
+            else:
+                wait(first)
+                first = False
 
     def remove(self, key: str) -> None:
         """Remove the environment; the caller holds its lock exclusively. The mark goes first: half of it is none."""

@@ -46,6 +46,7 @@ examples:
   sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
   sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
   sp-compat run --environment current --python /opt/conda/bin/python
+  sp-compat run --environment container --torch 2.2.2 --registry ghcr.io/owner/sp-compat
 """,
     "plan": """\
 examples:
@@ -72,6 +73,12 @@ examples:
   sp-compat comment out/                                 in a workflow of GitHub: on the event's pull request
   sp-compat comment out/ --pull-request 7 --comment changes
   sp-compat comment out/ --comment-id nightly            one of several comments on a pull request
+""",
+    "doctor": """\
+examples:
+  sp-compat doctor                                    this machine, against sp-compat.yml or the defaults
+  sp-compat doctor --torch 2.13 --lane nccl --json    whether its GPUs and their driver can run this
+  sp-compat doctor --environment container            whether its container engine can
 """,
     "explain": """\
 example:
@@ -248,6 +255,13 @@ def parser() -> argparse.ArgumentParser:
     _add_config(comment)
     _add_judgement(comment)
 
+    doctor = add(
+        "doctor",
+        "look for what stands against a run on this machine, within ten seconds, and say what to do about it",
+        _command("run", "doctor"),
+    )
+    _add_doctor(doctor)
+
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
@@ -279,10 +293,39 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--environment",
         metavar="KIND",
-        help="venv: a virtual environment for each release; current: an interpreter as it is (default: auto)",
+        help="container: an image for each release; venv: a virtual environment; current: an interpreter as it is; "
+        "auto: container in a job of GitHub where Docker or Podman answers, else venv (default: auto)",
+    )
+    group.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        help="what images are made from; {python} and {torch} stand for the leg's "
+        "(default: python:{python}-slim-bookworm)",
+    )
+    group.add_argument(
+        "--registry", metavar="REPOSITORY", help="images are fetched from here, and given to it when they were built"
     )
     group.add_argument("--python", type=Path, metavar="PATH", help="the interpreter that `current` measures")
     _add_judgement(parser)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot."
+    for option, metavar, text in (
+        ("--torch", "RELEASE", "a release that is going to be measured; may be repeated"),
+        ("--lane", "LANE", "gloo, nccl-path or nccl; may be repeated"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+    parser.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
+    parser.add_argument("--environment", metavar="KIND", help="container, venv or current (default: auto)")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="PATH",
+        help="an interpreter with torch and pytest, to try all_reduce with (default: an environment that is kept)",
+    )
+    _add_config(parser)
+    parser.add_argument("--json", action="store_true", help="the findings for a program")
 
 
 def _add_config(parser: argparse._ActionsContainer) -> None:
@@ -417,9 +460,12 @@ def _add_environments(commands: Commands) -> None:
     measuring.add_argument("--quiet", action="store_true", help="no progress")
     measuring.set_defaults(command=_command("measure_deepspeed"))
 
-    gc = _sub(actions, "env gc", "remove environments; never one that is in use")
+    gc = _sub(actions, "env gc", "remove environments and images of ours; never one that is in use")
     gc.add_argument(
-        "--budget", type=size, metavar="SIZE", help=f"what may stay, least recently used first (default: {LIST_BUDGET})"
+        "--budget",
+        type=size,
+        metavar="SIZE",
+        help=f"what may stay of environments, and of images, least recently used first (default: {LIST_BUDGET})",
     )
     gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
     gc.add_argument("--all", action="store_true", help="everything, uv's cache too")
@@ -428,7 +474,7 @@ def _add_environments(commands: Commands) -> None:
 
 
 def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
-    """The function of that name in the module, which is imported only when it is called: help has to be quick."""
+    """The function of that name in a module that is imported only when it is called: help has to be quick."""
 
     def call(namespace: argparse.Namespace) -> int:
         from importlib import import_module

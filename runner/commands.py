@@ -37,6 +37,7 @@ from matrix.config import Config, Options
 from matrix.config_file import nearest
 from matrix.deepspeed_releases import ULYSSES, DeepSpeedTable, Measurement
 from matrix.explanations import explanation_of
+from matrix.findings import planned_of
 from matrix.known_issues import KnownIssues
 from matrix.lost_legs import with_lost_legs
 from matrix.plan import LegPlan, Plan
@@ -45,10 +46,12 @@ from matrix.results import Results, Source, Tool
 from matrix.verdict import Verdict
 from runner import (
     checkouts,
+    environment_kind,
     environments,
     github_job,
+    image_store,
     interpreters,
-    machine,
+    nvidia_smi,
     package_index,
     results_files,
     suite,
@@ -57,10 +60,13 @@ from runner import (
 from runner import report as outputs
 from runner.cache import Cache, cache_root
 from runner.cli import CURRENT_PYTHON, LIST_BUDGET, program_version, size
+from runner.disks import Disks
 from runner.environments import Environments, Ready
 from runner.errors import MachineError, UsageError
 from runner.leg import SuiteOptions
 from runner.measure_releases import Measuring
+from runner.nvidia_smi import NvidiaSmi
+from runner.preflight import Preflight
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import Progress, standard
 from runner.results_files import RESULTS
@@ -93,8 +99,9 @@ def plan(arguments: argparse.Namespace) -> int:
         )
     with _progress(arguments) as progress:
         work = _Work.begin(progress)
+        config = environment_kind.settled(config, work.processes, os.environ)
         planned, _ = _plan(arguments, config, description, work)
-        ready = {leg.id: work.environments.is_ready(leg) for leg in planned.legs}
+        ready = {leg.id: environment_kind.preparing(config, work.environments).is_ready(leg) for leg in planned.legs}
     if arguments.runners == "cpu":
         # The configuration is of the code that is not trusted, and may name any runner for it.
         config = replace(config, runners=configuration.default(description).runners)
@@ -121,15 +128,18 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
         work = _Work.begin(progress)
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
+            config = environment_kind.settled(config, work.processes, os.environ)
             planned, current = make_plan(arguments, config, description, work)
+            planned = work.preflight(config).checked(planned, planned_of(config, planned.legs))
+            caller = {**os.environ, **work.gpus_of_legs(planned)}
             interruption.begin_work()
             session = Session(
-                environments=work.environments,
+                environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
                 options=_suite_options(arguments, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 suite=suite.suite_directory(),
                 directory=directory,
-                caller=os.environ,
+                caller=caller,
                 progress=progress,
                 tool_version=program_version(),
                 current=current,
@@ -159,6 +169,20 @@ class _Work:
 
     processes: Processes
     environments: Environments
+
+    @functools.cached_property
+    def gpus(self) -> nvidia_smi.Answer:
+        return NvidiaSmi(self.processes, os.environ).ask()
+
+    def preflight(self, config: Config) -> Preflight:
+        is_ready = environment_kind.preparing(config, self.environments).is_ready
+        return Preflight(Disks(self.processes, os.environ), self.environments.cache.root, is_ready)
+
+    def gpus_of_legs(self, planned: Plan) -> dict[str, str]:
+        """Rank r gets the r-th of the GPUs that can be used."""
+        on_gpus = any(leg.runner == "nccl" and not leg.problem for leg in planned.legs)
+        devices = self.gpus.gpus.devices if on_gpus else None
+        return {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
 
     @classmethod
     def begin(cls, progress: Progress) -> _Work:
@@ -195,10 +219,7 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Progress]:
 
 
 def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
-    config = configuration.with_options(_config_file(arguments, description), _options(arguments), description)
-    if config.environment == "container":
-        where = config.origin("environment")
-        raise UsageError(f"{where}: this version of sp-compat cannot run containers; write venv or current")
+    config = configuration.with_options(read_config(arguments, description), _options(arguments), description)
     if arguments.python and config.environment != planning.CURRENT:
         raise UsageError(
             "--python names the interpreter that --environment current measures; add that, or leave it out"
@@ -209,10 +230,10 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
 def _judging_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     """For what was measured elsewhere: known issues and `fail-on` are all that is asked of it."""
     options = Options(known_issues=arguments.known_issues, fail_on=arguments.fail_on)
-    return configuration.with_options(_config_file(arguments, description), options, description)
+    return configuration.with_options(read_config(arguments, description), options, description)
 
 
-def _config_file(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
+def read_config(arguments: argparse.Namespace, description: SuiteDescription) -> Config:
     path = arguments.config or (CONFIG if CONFIG.exists() else None)
     if path is None:
         return configuration.default(description)
@@ -244,10 +265,15 @@ def _options(arguments: argparse.Namespace) -> Options:
         exclude=tuple(arguments.exclude),
         world_size=arguments.world_size,
         environment=arguments.environment,
+        container=_said(base=arguments.base_image, registry=arguments.registry),
         known_issues=arguments.known_issues,
         fail_on=arguments.fail_on,
         thorough=arguments.thorough,
     )
+
+
+def _said(**words: str | None) -> dict[str, str]:
+    return {name: word for name, word in words.items() if word is not None}
 
 
 def _suite_options(arguments: argparse.Namespace, config: Config) -> SuiteOptions:
@@ -274,6 +300,8 @@ def _plan(
         place = _machine_of_runners(config, place, only_cpu=arguments.runners == "cpu")
         if "nccl" in place.without and config.runners["nccl"] and config.wants("nccl"):
             work.environments.progress.note(place.without["nccl"])
+    elif place.gpu_trouble and place.gpus < config.world_size and config.lanes == (configuration.AUTO,):
+        work.environments.progress.note(f"the lane nccl is left out: {place.gpu_trouble}")
     if config.environment == planning.CURRENT:
         return _plan_of_current(arguments, config, description, work, place)
     pythons = list(dict.fromkeys(interpreter.version for interpreter in work.environments.interpreters))
@@ -281,7 +309,7 @@ def _plan(
     if all(_names_one_release(text) for text in config.torch) and not any(one.is_open for one in deepspeeds):
         # What is installed already needs no index, nor a network.
         known = planning.make_plan(config, description, releases.bundled().available(), pythons, place)
-        if all(work.environments.is_ready(leg) for leg in known.legs):
+        if all(environment_kind.preparing(config, work.environments).is_ready(leg) for leg in known.legs):
             return known, None
     answer = package_index.available_torch(work.environments.index, releases.bundled())
     if answer.note:
@@ -292,10 +320,12 @@ def _plan(
 
 
 def _this_machine(config: Config, work: _Work) -> Machine:
-    there = machine.gpus(work.processes, os.environ)
+    there = work.gpus if config.wants(planning.GPU_LANE) else nvidia_smi.NOT_ASKED
     return Machine(
-        gpus=there.count,
-        driver=there.driver,
+        gpus=len(there.gpus.usable),
+        driver=there.gpus.driver,
+        capability=there.gpus.oldest_capability,
+        gpu_trouble=there.trouble,
         # Asked only where a label needs it: an answer that does not come is waited for.
         pytorch_index=any("+" in text for text in config.torch)
         and package_index.cpu_index_answers(work.environments.index),
@@ -313,7 +343,8 @@ def _machine_of_runners(config: Config, place: Machine, *, only_cpu: bool) -> Ma
         without["nccl"] = "the lane nccl is for code that is trusted with the GPU runners, and left out here"
     elif not config.runners["nccl"]:
         without["nccl"] = "runners.nccl names no runner for the lane nccl"
-    return replace(place, gpus=0 if "nccl" in without else config.world_size, driver=None, without=without)
+    gpus = 0 if "nccl" in without else config.world_size
+    return replace(place, gpus=gpus, driver=None, capability=None, gpu_trouble=None, without=without)
 
 
 def _plan_of_leg(
@@ -567,10 +598,15 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def list_environments(arguments: argparse.Namespace) -> int:
-    found = environments.inventory(Cache(cache_root(os.environ)))
+    cache = Cache(cache_root(os.environ))
+    found = environments.inventory(cache)
+    engine = image_store.engine_of(os.environ)
+    images = image_store.inventory(engine, cache) if engine else []
     if arguments.json:
-        print(json.dumps(_inventory_as_json(found), indent=1))
+        print(json.dumps({**_inventory_as_json(found), "images": image_store.as_json(images)}, indent=1))
         return 0
+    for image in reversed(images):
+        print(log_text.safe(image_store.line(image)))
     for kept in reversed(found.environments):
         inside = kept.content.found if kept.content else None
         deepspeed = f", DeepSpeed {inside.deepspeed}" if inside and inside.deepspeed else ""
@@ -636,17 +672,19 @@ def _described(measurement: Measurement) -> str:
 def collect_environments(arguments: argparse.Namespace) -> int:
     cache = Cache(cache_root(os.environ))
     nothing_said = arguments.budget is None and arguments.older_than is None and not arguments.all
-    removed = environments.collect(
-        cache,
-        budget=size(LIST_BUDGET) if nothing_said else arguments.budget,
-        older_than=arguments.older_than,
-        everything=arguments.all,
-        now=time.time(),
-        clean_uv=lambda: _clean_uv(cache),
-    )
+    most = size(LIST_BUDGET) if nothing_said else arguments.budget
+    limits = {"budget": most, "older_than": arguments.older_than, "everything": arguments.all, "now": time.time()}
+    removed = environments.collect(cache, **limits, clean_uv=lambda: _clean_uv(cache))
+    engine = image_store.engine_of(os.environ)
+    images = image_store.collect(engine, cache, **limits) if engine else image_store.RemovedImages((), ())
     if arguments.json:
-        print(json.dumps({**msgspec.to_builtins(removed), "freed": removed.before - removed.after}, indent=1))
+        freed = {"freed": removed.before - removed.after, "images": msgspec.to_builtins(images)}
+        print(json.dumps({**msgspec.to_builtins(removed), **freed}, indent=1))
         return 0
+    for key in images.keys:
+        print(log_text.safe(f"removed the image {key}"))
+    for key in images.in_use:
+        print(log_text.safe(f"kept the image {key}: it is in use"))
     for key in removed.keys:
         print(f"removed {key}")
     for key in removed.in_use:

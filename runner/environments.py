@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -35,6 +35,9 @@ from runner.interpreters import Interpreter, usable
 from runner.package_index import IndexSettings
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity, Progress
+
+if TYPE_CHECKING:
+    from runner.containers import SuiteContainer
 
 FORMAT = 1
 """Raised when an environment of an older program must not be used any more."""
@@ -96,6 +99,7 @@ class Ready:
     record: EnvironmentRecord
     found: Found
     seconds: float  # that this run waited for it
+    container: SuiteContainer | None = None  # in which it is, where it is not on this machine itself
     _lock: Lock | None = field(default=None, repr=False)
 
     def release(self) -> None:
@@ -114,7 +118,9 @@ class Failed:
     tail: tuple[str, ...] = ()  # the last lines of the log
 
 
-class _Failure(Exception):
+class CannotPrepare(Exception):
+    """`reason` None: it was cancelled."""
+
     def __init__(self, reason: Reason | None, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
@@ -131,6 +137,7 @@ class Environments:
     caller: Mapping[str, str]
     progress: Progress
     uv: Callable[[], str]
+    kind: Literal["venv"] = "venv"
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
     # Virtual environments
@@ -144,14 +151,14 @@ class Environments:
             base = usable(leg.python or "", self.interpreters)
             key = self.key(leg, base)
             ready = self._ready(leg, key, base, log, began)
-        except _Failure as failure:
+        except CannotPrepare as failure:
             return self._failed(key, failure, log, began)
         except MachineError as error:
-            return self._failed(key, _Failure("machine", str(error)), log, began)
+            return self._failed(key, CannotPrepare("machine", str(error)), log, began)
         except OSError as error:
             sentence = f"{error.strerror}: {error.filename}" if error.filename else str(error)
             return self._failed(
-                key, _Failure("machine", f"the environment cannot be built here: {sentence}"), log, began
+                key, CannotPrepare("machine", f"the environment cannot be built here: {sentence}"), log, began
             )
         return ready
 
@@ -161,25 +168,11 @@ class Environments:
         Where torch was to be had at the time (the CPU index or the ordinary one) is not in it: what was built from
         one is as good when the other answers.
         """
-        torch = _torch(leg)
-        content = {
-            "format": FORMAT,
-            "torch": torch.requirement,
-            # A nightly is another one every day.
-            "day": self.now().date().isoformat() if torch.version == "nightly" else None,
-            "file": _identity_of_wheel(torch.requirement),
-            "deepspeed": leg.deepspeed,
-            "source": _identity_of_checkout(leg.deepspeed),
-            "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ())),
-            "constraints": leg.constraints,
+        made_with = {
             "python": [leg.python, str(base.path) if base else None],
-            "index": self.index.fingerprint(),
-            "runner": leg.runner,
             "platform": [platform.system(), platform.machine(), *platform.libc_ver()],
         }
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-        deepspeed = f"-ds{_named(leg.deepspeed)}" if leg.deepspeed else ""
-        return f"torch{torch.version}{deepspeed}-py{leg.python}-{digest}"
+        return key_of(leg, self.index, self.now(), made_with)
 
     def is_ready(self, leg: LegPlan) -> bool:
         if leg.problem or leg.torch is None:
@@ -187,26 +180,16 @@ class Environments:
         return self._complete(self.key(leg, usable(leg.python or "", self.interpreters))) is not None
 
     def _ready(self, leg: LegPlan, key: str, base: Interpreter | None, log: Path, began: float) -> Ready:
-        waiting = False
-        while True:
-            lock = self.cache.try_lock(key, exclusive=False)
-            if lock is not None:
-                content = self._complete(key)
-                if content is not None:
-                    return self._use(key, content, lock, log, began)
-                lock.close()
-                exclusive = self.cache.try_lock(key, exclusive=True)
-                if exclusive is not None:
-                    with exclusive:
-                        # Another run may have built it between the two locks.
-                        if self._complete(key) is None:
-                            self._build(leg, key, base, log)
-                    continue
-            elif not waiting:
-                waiting = True
+        def wait(first: bool) -> None:
+            if first:
                 self.progress.note(f"{leg.id}: waiting for another run, which is building this environment")
             if self.processes.cancellation.wait(0.1):
-                raise _Failure(None, "cancelled while another run was building the environment")
+                raise CannotPrepare(None, "cancelled while another run was building the environment")
+
+        content, lock = self.cache.built_once(
+            key, lambda: self._complete(key), lambda: self._build(leg, key, base, log), wait
+        )
+        return self._use(key, content, lock, log, began)
 
     def _complete(self, key: str) -> Content | None:
         document = self.cache.complete(key)
@@ -234,10 +217,10 @@ class Environments:
     def _python(self, key: str) -> Path:
         return self.cache.environment(key) / "venv" / "bin" / "python"
 
-    def _failed(self, key: str | None, failure: _Failure, log: Path, began: float) -> Failed:
+    def _failed(self, key: str | None, failure: CannotPrepare, log: Path, began: float) -> Failed:
         return Failed(
             reason=failure.reason,
-            detail=masked_text(str(failure), self._secrets()),
+            detail=masked_text(str(failure), self.secrets()),
             record=EnvironmentRecord(kind="venv", key=key),
             seconds=time.monotonic() - began,
             tail=tuple(tail(log)),
@@ -250,13 +233,13 @@ class Environments:
         self.cache.remove(key)
         directory.mkdir(parents=True)
         raw = directory / "build.log"
-        torch = _torch(leg)
+        torch = torch_of(leg)
         with self.progress.building(leg) as activity:
             try:
                 source = self._install(leg, torch, base, directory, raw, activity)
                 activity.say("importing torch")
-                found = self._probe(self._python(key), raw, deepspeed_releases.bundled().ulysses, _accelerator(leg))
-                _check_versions(leg, torch, found)
+                found = self._probe(self._python(key), raw, deepspeed_releases.bundled().ulysses, accelerator_of(leg))
+                check_versions(leg, torch, found)
             except BaseException:
                 self._keep_log(raw, log)
                 self.cache.remove(key)
@@ -280,7 +263,7 @@ class Environments:
         python = directory / "venv" / "bin" / "python"
         constraints = directory / "constraints.txt"
         constraints.write_text("".join(f"{line}\n" for line in leg.constraints))
-        arguments, variables, source = self._source(leg, torch)
+        arguments, variables, source = self.source(leg, torch)
         activity.say(f"installing from {source}")
 
         def uv(*words: str) -> None:
@@ -302,11 +285,11 @@ class Environments:
         uv(*installing, *BESIDE_TORCH)
         if leg.deepspeed:
             uv(*installing, *BUILD_TOOLS)
-            activity.say(f"building DeepSpeed {_named(leg.deepspeed)}")
+            activity.say(f"building DeepSpeed {named(leg.deepspeed)}")
             try:
                 self._install_deepspeed(leg, base, installing, variables, directory, log, activity)
-            except _Failure as failure:
-                raise _of_deepspeed(failure, leg, torch, log) from None
+            except CannotPrepare as failure:
+                raise of_deepspeed(failure, leg, torch, log) from None
         return source
 
     def _install_deepspeed(
@@ -322,15 +305,15 @@ class Environments:
         """Build it against the torch that is there, and install beside it what its modules need."""
         assert leg.deepspeed is not None
         requirement = leg.deepspeed
-        building = {**variables, "DS_BUILD_OPS": "0", **_accelerator(leg)}
+        building = {**variables, "DS_BUILD_OPS": "0", **accelerator_of(leg)}
         overrides = directory / "overrides.txt"
         overrides.write_text(LEFT_OUT)
-        checkout = _checkout(requirement)
+        checkout = checkout_of(requirement)
         source = directory / "source"
         if checkout:
             checkouts.copy(checkout, source)
             if self.key(leg, base) != directory.name:
-                raise _Failure("build", f"{checkout} was changed while it was copied; run again")
+                raise CannotPrepare("build", f"{checkout} was changed while it was copied; run again")
             requirement = f"deepspeed @ {source.as_uri()}"
             building["DS_BUILD_STRING"] = checkouts.contents(checkout).label
         self._uv(
@@ -348,7 +331,7 @@ class Environments:
         if checkout:
             shutil.rmtree(source)
 
-    def _source(self, leg: LegPlan, torch: TorchBuild) -> tuple[list[str], dict[str, str], str]:
+    def source(self, leg: LegPlan, torch: TorchBuild) -> tuple[list[str], dict[str, str], str]:
         """uv's arguments and variables that say which build of torch, and their description.
 
         For CPU lanes the CPU build is a tenth of the download; it is on PyTorch's own index only.
@@ -365,7 +348,8 @@ class Environments:
             return ordinary
         if package_index.cpu_index_answers(self.index):
             local = torch.requirement.partition("+")[2]
-            backend = local or ("cpu" if leg.runner == "cpu" else "auto")
+            on_gpus = torch_requests.cuda_label(leg.cuda) if leg.cuda else "auto"
+            backend = local or ("cpu" if leg.runner == "cpu" else on_gpus)
             return ["--torch-backend", backend], variables, f"PyTorch's index, {backend} build"
         if leg.runner == "cpu":
             self.progress.note_once(
@@ -393,14 +377,14 @@ class Environments:
             watch=lambda: activity.progressed(download.read()),
         )
         if ended.by == "cancellation":
-            raise _Failure(None, "cancelled while the environment was being built")
+            raise CannotPrepare(None, "cancelled while the environment was being built")
         if ended.status != 0:
             with log.open("rb") as file:
                 file.seek(start)
                 output = file.read().decode("utf-8", "replace")
-            raise _Failure(*classify(output, ended.status))
+            raise CannotPrepare(*classify(output, ended.status))
 
-    def _secrets(self) -> set[str]:
+    def secrets(self) -> set[str]:
         """What must not be shown, wherever it turns up."""
         found = set()
         for name, value in self.index.uv_environment().items():
@@ -412,7 +396,7 @@ class Environments:
     def _keep_log(self, raw: Path, log: Path) -> None:
         if raw.exists():
             log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text(masked_text(raw.read_text("utf-8", "replace"), self._secrets()), "utf-8")
+            log.write_text(masked_text(raw.read_text("utf-8", "replace"), self.secrets()), "utf-8")
 
     def discard(self, ready: Ready) -> None:
         """Remove an environment that was released; not when somebody else uses it."""
@@ -432,8 +416,8 @@ class Environments:
         try:
             found = self._probe(python, log)
             if "pytest" in found.missing:
-                raise _Failure("import", f"{python} has no pytest, which the suite is run by; install it there")
-        except _Failure as failure:
+                raise CannotPrepare("import", f"{python} has no pytest, which the suite is run by; install it there")
+        except CannotPrepare as failure:
             return Failed(failure.reason, str(failure), record, time.monotonic() - began, tuple(tail(log)))
         record = EnvironmentRecord(kind="current", transformers=found.transformers)
         return Ready(python, record, found, time.monotonic() - began)
@@ -460,37 +444,65 @@ class Environments:
             log=log,
             limit=PROBE_LIMIT,
         )
-        if ended.by == "cancellation":
-            raise _Failure(None, "cancelled while torch was being imported")
         with log.open("rb") as file:
             file.seek(start)
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        if ended.by == "time limit":
-            raise _Failure("import", f"importing torch took more than {PROBE_LIMIT:.0f} s")
-        if ended.status != 0:
-            last = lines[-1] if lines else f"exit status {ended.status}"
-            raise _Failure("import", f"torch cannot be imported: {last}")
-        try:
-            found = msgspec.json.decode(lines[-1], type=Found)
-        except (IndexError, msgspec.MsgspecError):
-            raise _Failure("import", f"{python} gave no answer that could be read") from None
-        if "torch" in found.missing:
-            raise _Failure(
-                "import", f"{python} has no torch; install it there, or name another interpreter by --python"
-            )
-        return found
+            return what_was_found(ended, file.read().decode("utf-8", "replace"), str(python))
 
 
-def _accelerator(leg: LegPlan) -> dict[str, str]:
+def what_was_found(ended: Ended, output: str, python: str) -> Found:
+    """The answer of the probe, which `python` has run to its end."""
+    lines = output.strip().splitlines()
+    if ended.by == "cancellation":
+        raise CannotPrepare(None, "cancelled while torch was being imported")
+    if ended.by == "time limit":
+        raise CannotPrepare("import", f"importing torch took more than {PROBE_LIMIT:.0f} s")
+    if ended.status != 0:
+        last = lines[-1] if lines else f"exit status {ended.status}"
+        raise CannotPrepare("import", f"torch cannot be imported: {last}")
+    try:
+        found = msgspec.json.decode(lines[-1], type=Found)
+    except (IndexError, msgspec.MsgspecError):
+        raise CannotPrepare("import", f"{python} gave no answer that could be read") from None
+    if "torch" in found.missing:
+        raise CannotPrepare(
+            "import", f"{python} has no torch; install it there, or name another interpreter by --python"
+        )
+    return found
+
+
+def key_of(leg: LegPlan, index: IndexSettings, now: datetime, made_with: Mapping[str, object]) -> str:
+    """A digest of what is installed, from where and with what, behind a name that a person can read."""
+    torch = torch_of(leg)
+    content = {
+        "format": FORMAT,
+        "torch": torch.requirement,
+        # A nightly is another one every day.
+        "day": now.date().isoformat() if torch.version == "nightly" else None,
+        "file": _identity_of_wheel(torch.requirement),
+        "deepspeed": leg.deepspeed,
+        "source": _identity_of_checkout(leg.deepspeed),
+        "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ())),
+        "constraints": leg.constraints,
+        "index": index.fingerprint(),
+        "runner": leg.runner,
+        **({"cuda": leg.cuda} if leg.cuda else {}),
+        **made_with,
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    deepspeed = f"-ds{named(leg.deepspeed)}" if leg.deepspeed else ""
+    return f"torch{torch.version}{deepspeed}-py{leg.python}-{digest}"
+
+
+def accelerator_of(leg: LegPlan) -> dict[str, str]:
     return {"DS_ACCELERATOR": "cpu"} if leg.runner == "cpu" else {}
 
 
-def _torch(leg: LegPlan) -> TorchBuild:
+def torch_of(leg: LegPlan) -> TorchBuild:
     assert leg.torch is not None, "a leg without a torch is reported, not built"
     return leg.torch
 
 
-def _checkout(requirement: str | None) -> Path | None:
+def checkout_of(requirement: str | None) -> Path | None:
     """The directory that a requirement names, not a repository."""
     url = urlsplit((requirement or "").partition(" @ ")[2])
     return Path(unquote(url.path)) if url.scheme == "file" else None
@@ -498,11 +510,11 @@ def _checkout(requirement: str | None) -> Path | None:
 
 def _identity_of_checkout(requirement: str | None) -> str | None:
     """Never its name: it is another one after each edit."""
-    checkout = _checkout(requirement)
+    checkout = checkout_of(requirement)
     return checkouts.contents(checkout).digest if checkout else None
 
 
-def _named(requirement: str) -> str:
+def named(requirement: str) -> str:
     """What a reader calls it: the release, else the directory or the commit."""
     _, at, url = requirement.partition(" @ ")
     if not at:
@@ -520,22 +532,24 @@ def _identity_of_wheel(requirement: str) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _check_versions(leg: LegPlan, torch: TorchBuild, found: Found) -> None:
+def check_versions(leg: LegPlan, torch: TorchBuild, found: Found) -> None:
     """What was installed is what was asked for, or it is not measured under that name."""
     if found.missing:
-        raise _Failure("build", f"the environment has no {', '.join(found.missing)} although it was installed")
+        raise CannotPrepare("build", f"the environment has no {', '.join(found.missing)} although it was installed")
     assert found.torch is not None
     if not is_asked_for(torch, found.torch):
-        raise _Failure("mismatch", f"asked for {torch.requirement}, and the environment has torch {found.torch}")
+        raise CannotPrepare("mismatch", f"asked for {torch.requirement}, and the environment has torch {found.torch}")
     if leg.deepspeed is None:
         return
     if found.deepspeed_error:
-        named = _named(leg.deepspeed)
-        raise _Failure(
-            "import", f"DeepSpeed {named} cannot be imported with torch {torch.version}: {found.deepspeed_error}"
+        raise CannotPrepare(
+            "import",
+            f"DeepSpeed {named(leg.deepspeed)} cannot be imported with torch {torch.version}: {found.deepspeed_error}",
         )
     if not is_deepspeed_asked_for(leg.deepspeed, found.deepspeed):
-        raise _Failure("mismatch", f"asked for {leg.deepspeed}, and the environment has DeepSpeed {found.deepspeed}")
+        raise CannotPrepare(
+            "mismatch", f"asked for {leg.deepspeed}, and the environment has DeepSpeed {found.deepspeed}"
+        )
 
 
 def is_asked_for(torch: TorchBuild, version: str) -> bool:
@@ -573,28 +587,28 @@ def classify(output: str, status: int) -> tuple[Reason, str]:
     lines = [re.sub(r"^[\s×│╰─▶├╴]+", "", line).strip() for line in output.splitlines()]
     if MACHINE_AT_FAULT.search(output):
         line = next(line for line in lines if MACHINE_AT_FAULT.search(line))
-        return "machine", f"this machine cannot build the environment: {_one_sentence(line)}"
+        return "machine", f"this machine cannot build the environment: {one_sentence(line)}"
     if UNRESOLVABLE.search(output) and not NOT_ANSWERED.search(output):
-        return "unresolvable", _one_sentence(_because(lines) or _first_error(lines) or "uv finds no solution")
+        return "unresolvable", one_sentence(_because(lines) or _first_error(lines) or "uv finds no solution")
     return (
         "build",
-        f"the environment cannot be built: {_one_sentence(_first_error(lines) or f'uv ended with {status}')}",
+        f"the environment cannot be built: {one_sentence(_first_error(lines) or f'uv ended with {status}')}",
     )
 
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)(: .*)?")
 
 
-def _of_deepspeed(failure: _Failure, leg: LegPlan, torch: TorchBuild, log: Path) -> _Failure:
+def of_deepspeed(failure: CannotPrepare, leg: LegPlan, torch: TorchBuild, log: Path) -> CannotPrepare:
     """With what setup.py raised in the end: of a page of uv's output the one line that decides."""
     lines = [line.strip() for line in tail(log, 200)]
     if failure.reason != "build" or not any("Failed to build" in line for line in lines):
         return failure
     raised = next((line for line in reversed(lines) if RAISED.fullmatch(line)), None)
-    return _Failure(
+    return CannotPrepare(
         "build",
-        f"DeepSpeed {_named(leg.deepspeed or '')} cannot be built against torch {torch.version}: "
-        f"{_one_sentence(raised or str(failure))}",
+        f"DeepSpeed {named(leg.deepspeed or '')} cannot be built against torch {torch.version}: "
+        f"{one_sentence(raised or str(failure))}",
     )
 
 
@@ -614,7 +628,7 @@ def _first_error(lines: Sequence[str]) -> str | None:
     return ": ".join([*errors[:1], *causes[:1], *causes[1:][-1:]]) or None
 
 
-def _one_sentence(text: str, longest: int = 400) -> str:
+def one_sentence(text: str, longest: int = 400) -> str:
     text = " ".join(text.split())
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
@@ -671,9 +685,9 @@ class Download:
             lines, newline = b"", b""
         self._position += len(lines) + len(newline)
         for line in lines.decode("utf-8", "replace").splitlines():
-            if begun := re.match(r"\s*Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line):
+            if begun := re.match(r"(?:#\d+ [\d.]+ )?\s*Downloading (\S+) \(([\d.]+)([KMG]iB)\)", line):
                 self._sizes[begun[1]] = float(begun[2]) * UNITS[begun[3]]
-            elif ended := re.match(r"\s*Downloaded (\S+)", line):
+            elif ended := re.match(r"(?:#\d+ [\d.]+ )?\s*Downloaded (\S+)", line):
                 self._done.add(ended[1])
         return sum(size for name, size in self._sizes.items() if name in self._done), sum(self._sizes.values())
 

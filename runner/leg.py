@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from matrix import lost_legs, markdown
 from matrix.plan import LegPlan
 from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
+from runner.containers import SuiteContainer
 from runner.environments import Failed, Ready, is_asked_for, is_deepspeed_asked_for, tail
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity
@@ -187,24 +188,53 @@ class LegRun:
             file.unlink(missing_ok=True)  # of an earlier run into the same directory: the suite appends
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
         with _shared_memory_left_clean():
-            ended = processes.run(
-                [
-                    *(self.environment.python, "-I", "-B", "-m", "pytest", self.suite),
-                    *("-c", self.suite / "pytest.ini", "--rootdir", self.suite, "-p", "no:cacheprovider", "-q"),
-                    *self.options.arguments(self.plan.lanes, self.exclude, observations),
-                ],
-                environment=self._environment(caller, temporary),
-                directory=temporary,
-                scratch=temporary,
-                log=log,
-                watch=lambda: self._watch(activity),
-            )
+            if self.environment.container is None:
+                ended = self._run_here(processes, caller, temporary, log, activity)
+            else:
+                ended = self._run_in(self.environment.container, caller, temporary, log, activity)
         self._take_in(activity)
         status, reason, detail = self._judge(ended, processes, log)
         return LegResult(
             self._leg(status, reason, detail, ended.seconds),
             () if reason == "mismatch" else tuple(self.record.observations),
         )
+
+    def _run_here(
+        self, processes: Processes, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
+    ) -> Ended:
+        options = self._pytest_arguments(self.suite, self.options.project, self.directory / OBSERVATIONS)
+        return processes.run(
+            [self.environment.python, "-I", "-B", "-m", "pytest", *options],
+            environment=self._environment(caller, temporary),
+            directory=temporary,
+            scratch=temporary,
+            log=log,
+            watch=lambda: self._watch(activity),
+        )
+
+    def _run_in(
+        self, container: SuiteContainer, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
+    ) -> Ended:
+        hidden = {} if self.plan.runner == "nccl" else {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+        return container.start(
+            self._pytest_arguments,
+            suite=self.suite,
+            project=self.options.project if self.options.losses else None,
+            observations=self.directory / OBSERVATIONS,
+            variables={**FIXED, **hidden},
+            passed=[name for name in self.options.pass_on if name in caller],
+            world_size=self.options.world_size,
+            log=log,
+            scratch=temporary,
+            watch=lambda: self._watch(activity),
+        )
+
+    def _pytest_arguments(self, suite: Path, project: Path, observations: Path) -> list[str]:
+        options = replace(self.options, project=project)
+        return [
+            *(str(suite), "-c", str(suite / "pytest.ini"), "--rootdir", str(suite), "-p", "no:cacheprovider", "-q"),
+            *options.arguments(self.plan.lanes, self.exclude, observations),
+        ]
 
     def _environment(self, caller: Mapping[str, str], temporary: Path) -> dict[str, str]:
         on_gpus = self.plan.runner == "nccl"
@@ -265,6 +295,9 @@ class LegRun:
             return "cancelled", None, f"{processes.cancellation.reason} {so_far}"
         if self._stopped:
             return "timed-out", None, f"{self._stopped} {so_far}"
+        container = self.environment.container
+        if container and not self.record.finished and (fault := container.fault(ended, log)):
+            return "environment-failed", "machine", f"{fault} {so_far}"
         if self.record.machine:
             return "environment-failed", "machine", f"{self.record.machine.splitlines()[0]} {so_far}"
         if self.record.unreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -81,13 +82,16 @@ class Processes:
         environment: Mapping[str, str],
         directory: Path,
         log: Path,
+        errors: Path | None = None,
+        lifeline: bool = False,
         limit: float | None = None,
         scratch: Path | None = None,
         watch: Callable[[], bool] = lambda: False,
         every: float = 0.1,
     ) -> Ended:
-        """Run the command to its end, its output appended to `log`.
+        """Run the command to its end, its output appended to `log`; with `errors`, its standard error to that.
 
+        With `lifeline`, its standard input stays open, and empty, for as long as this program waits for it.
         `watch` is called several times a second; when it answers true, the command is stopped. So it is when the
         limit (in seconds) is over or cancellation was requested: SIGTERM first, SIGKILL two seconds later. When this
         returns, no process of the command's tree is left, and neither is the directory `scratch`, if one is given;
@@ -96,19 +100,24 @@ class Processes:
         began = time.monotonic()
         deadline = None if limit is None else began + limit
         ours, theirs = socket.socketpair()
-        with ours, log.open("ab") as output:
+        with contextlib.ExitStack() as files:
+            files.enter_context(ours)
+            output = files.enter_context(log.open("ab"))
+            failing = files.enter_context(errors.open("ab")) if errors else subprocess.STDOUT
             with theirs:
                 tied = [sys.executable, "-I", "-S", str(TETHER), str(theirs.fileno()), str(scratch or "")]
                 tether = subprocess.Popen(
                     [*tied, *map(str, command)],
                     env=dict(environment),
                     cwd=directory,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
                     stdout=output,
-                    stderr=subprocess.STDOUT,
+                    stderr=failing,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
+            if tether.stdin:
+                files.enter_context(tether.stdin)
             try:
                 by = self._wait(ours, deadline, watch, every)
                 if by != "itself":

@@ -21,6 +21,7 @@ from matrix.plan import LegPlan, Plan
 from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
 from runner import project
+from runner.containers import Containers
 from runner.environments import Environments, Failed, Ready
 from runner.errors import UsageError
 from runner.leg import BUILD_LOG, LegResult, LegRun, SuiteOptions
@@ -130,7 +131,7 @@ def output_directory(directory: Path) -> Iterator[Path]:
 class Session:
     """One run of a plan; every collaborator is passed in."""
 
-    environments: Environments
+    environments: Environments | Containers
     options: SuiteOptions
     exclusions: Callable[[LegPlan], tuple[str, ...]]
     suite: Path
@@ -182,7 +183,7 @@ class Session:
         return result
 
     def _result(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
-        nothing = EnvironmentRecord(kind="venv" if self.current is None else "current")
+        nothing = EnvironmentRecord(kind=self.environments.kind if self.current is None else "current")
         if plan.problem:
             return legs.without_a_run(plan, "environment-failed", plan.reason, plan.problem, nothing)
         if isinstance(prepared, Failed):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from matrix import markdown, reproduce, signs
+from matrix import emulation, markdown, reproduce, signs
 from matrix import table as tables
 from matrix.known_issues import KnownIssue
 from matrix.log_text import safe
@@ -40,7 +40,8 @@ def show(verdict: Verdict, stream: TextIO) -> None:
         for grid in _grids(table, suite, lane, columns, console.width):
             console.print(grid)
             console.print()
-    for line in (*_legs(verdict), *_unexpected(verdict), *_fixed(verdict), *_explained(verdict), *_gone(verdict)):
+    parts = (_legs, _unexpected, _fixed, _emulation, _explained, _gone)
+    for line in (line for part in parts for line in part(verdict)):
         _say(console, line)
     style = "bold green" if verdict.exit_code == 0 else "bold red"
     _say(console, Text(safe(verdict.sentence), style=style))
@@ -118,6 +119,19 @@ def _fixed(verdict: Verdict) -> Iterator[Text]:
     for cell in cells:
         was = f", was {signs.OUTCOMES[cell.was.outcome]}" if cell.was else ""
         yield Text(safe(f"  {_what(cell)}{was}"))
+
+
+def _emulation(verdict: Verdict) -> Iterator[Text]:
+    """Whether the emulation shows what NCCL does, where both were measured."""
+    comparison = emulation.compare(verdict)
+    if comparison.pairs:
+        style = "bold red" if comparison.differences else "bold"
+        yield Text(f"\n{comparison.sentence}{':' if comparison.differences else '.'}", style=style)
+    for pair in comparison.differences:
+        lane = signs.lane(pair.emulated.observation.lane)
+        emulated = signs.told(pair.emulated.observation)
+        yield Text(safe(f"  {_what(pair.real)}: {signs.told(pair.real.observation)}; {lane}: {emulated}"))
+        yield Text(f"    {_command(pair.real)}", style="dim")
 
 
 def _explained(verdict: Verdict) -> Iterator[Text]:

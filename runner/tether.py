@@ -88,8 +88,8 @@ class Tether:
                 if pid == 0:
                     return True
                 if pid == self.command:
-                    code = os.waitstatus_to_exitcode(status)
-                    self.status = 128 - code if code < 0 else code
+                    killed = os.WIFSIGNALED(status)
+                    self.status = 128 + os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
         except ChildProcessError:
             return False
 
@@ -129,7 +129,9 @@ def start(command: "list[str]", lifeline: int) -> int:
     if pid:
         return pid
     try:
-        os.close(lifeline)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), lifeline)
+        if lifeline:
+            os.close(lifeline)
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)

@@ -41,7 +41,7 @@ def test_every_help_has_an_example(tmp_path: Path, command: str) -> None:
         (["run", "--config", "nowhere.yml"], 2, "the configuration nowhere.yml cannot be read: No such file"),
         (["run", "--known-issues", "nowhere.yml"], 2, "the known issues nowhere.yml cannot be read"),
         (["run", "--baseline", "nowhere"], 2, "nowhere cannot be read"),
-        (["run", "--environment", "container"], 2, "cannot run containers; write venv or current"),
+        (["run", "--environment", "container", "--base-image", "a b"], 2, "--base-image: 'a b' is no name of"),
         (["run", "--python", "/usr/bin/python3"], 2, "--environment current"),
         (["run", "--environment", "current", "--python", "/nowhere"], 2, "--python /nowhere: there is no interpreter"),
         (["run", "--pass-env", "SURELY_NOT_SET"], 2, "--pass-env SURELY_NOT_SET"),

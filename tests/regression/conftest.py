@@ -19,12 +19,15 @@ from typing import Any, Dict, Iterator, List, Tuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # more are processes, and a thread that talks to them
+# DeepSpeed asks for GPUs when it is imported. Were CUDA itself asked, no rank that is forked later could use them.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import pytest
 import torch
+from spsuite import gpus
 from spsuite.catalogue import ALL_LANES, CONTROL, LANES, catalogue, user_case
 from spsuite.observation import SUITES, Observation, Observer, Record
-from spsuite.process import count_gpus, describe_process
+from spsuite.process import describe_process
 from spsuite.selection import Cell, Selection
 from spsuite.topology import TopologyError, default_topologies, parse_topology
 from spsuite.workers import WorkerLost, Workers, default_count
@@ -89,7 +92,7 @@ def _cells(config: pytest.Config) -> List[Cell]:
 
 
 def _default_lanes(world_size: int) -> Tuple[str, ...]:
-    return ALL_LANES if count_gpus() >= world_size else ("gloo", "nccl-path")
+    return ALL_LANES if len(gpus.see().names) >= world_size else ("gloo", "nccl-path")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -130,6 +133,8 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
     record.write("process", describe_process(len(config.stash[_CELLS])))
     cells = [item.callspec.params["cell"] for item in request.session.items if _measures(item)]
     lanes = sorted({cell.lane for cell in cells})
+    if "nccl" in lanes:
+        _refuse_unfit_gpus(config.getoption("--sp-world-size"), record)
     gc.collect()
     gc.freeze()  # pages of the parent that the collector does not touch stay shared with the ranks
     made = Workers(
@@ -146,6 +151,13 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
         made.close()
     if len(config.stash[_OBSERVED]) == len(config.stash[_CELLS]):
         record.write("finished", {"seconds": round(time.monotonic() - started, 3)})
+
+
+def _refuse_unfit_gpus(world_size: int, record: Record) -> None:
+    sentence = gpus.unfit(gpus.see(), str(torch.__version__), world_size)
+    if sentence is not None:
+        record.write("machine", {"sentence": sentence})
+        pytest.exit(sentence, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The machine and the caller's environment, as far as they can be told without asking either."""
+"""The caller's environment, as far as it decides what a command is given."""
 
 from __future__ import annotations
 
@@ -9,28 +9,7 @@ import pytest
 
 from runner.cache import cache_root
 from runner.cli import duration, positive, size
-from runner.machine import Gpus, parse
 from runner.processes import inherited
-
-TWO = "535.129.03\n535.129.03\n"
-
-
-@pytest.mark.parametrize(
-    ("answer", "visible", "gpus"),
-    [
-        (TWO, None, Gpus(2, 535)),
-        (TWO, "0", Gpus(1, 535)),
-        (TWO, "", Gpus(0, 535)),
-        (TWO, "-1", Gpus(0, 535)),
-        (TWO, "1,-1,0", Gpus(1, 535)),
-        (TWO, "GPU-3f2a,GPU-88aa,GPU-1", Gpus(2, 535)),
-        ("", None, Gpus(0, None)),
-        ("Failed to initialize NVML: Driver/library version mismatch\n", None, Gpus(0, None)),
-    ],
-)
-def test_gpus_are_those_that_a_leg_would_be_given(answer: str, visible: str | None, gpus: Gpus) -> None:
-    assert parse(answer, visible) == gpus
-
 
 CALLER = {
     "PATH": "/bin",

@@ -202,7 +202,7 @@ def test_a_driver_that_is_too_old() -> None:
     old = Machine(gpus=4, driver=470)
     assert [leg.problem for leg in legs(torch=("2.2.2",), lanes=("nccl",), machine=old)] == [None]
     [leg] = legs(torch=("2.9.1",), lanes=("nccl",), machine=old)
-    assert leg.problem == "torch 2.9.1 needs NVIDIA driver 525 or newer, and this machine has 470"
+    assert leg.problem == "torch 2.9.1 needs NVIDIA driver 525 or newer, for CUDA 12.6, and this machine has 470"
 
 
 def test_the_current_environment() -> None:
@@ -281,3 +281,39 @@ def test_ids_do_not_depend_on_what_else_is_planned() -> None:
     [alone] = legs(torch=(wheel,))
     assert alone.id == legs(torch=("2.4.0", "b/" + wheel, wheel))[-1].id
     assert planning._id("2.4.0", None, "none", "3.11", "cpu") != alone.id
+
+
+def test_why_gpus_cannot_be_used_is_said() -> None:
+    place = Machine(gpus=3, gpu_trouble="GPU 1 is in MIG mode")
+    [leg] = legs(torch=("2.2.2",), lanes=("nccl",), machine=place)
+    assert leg.problem is not None
+    assert "this machine has 3 that can be used: GPU 1 is in MIG mode;" in leg.problem
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "capability", "cuda", "problem"),
+    [
+        ("2.13.0", 580, (9, 0), None, None),
+        ("2.13.0", None, None, None, None),
+        ("2.13.0", 550, (9, 0), "12.6", None),
+        ("2.13.0", 580, (7, 0), "12.6", None),
+        ("2.4.1", 470, (8, 0), "11.8", None),
+        ("2.4.1", 580, (7, 0), None, None),
+        ("2.13.0", 470, (8, 0), None, "needs NVIDIA driver 525 or newer, for CUDA 12.6, and this machine has 470"),
+        (
+            "2.13.0+cu130",
+            550,
+            (9, 0),
+            None,
+            "needs NVIDIA driver 580 or newer, for CUDA 13.0, and this machine has 550",
+        ),
+        ("2.13.0+cu130", 580, (7, 0), None, "compute capability 7.5, and a GPU of this machine has 7.0"),
+    ],
+)
+def test_which_build_a_leg_on_gpus_installs(
+    torch: str, driver: int | None, capability: tuple[int, int] | None, cuda: str | None, problem: str | None
+) -> None:
+    place = Machine(gpus=4, driver=driver, capability=capability)
+    [leg] = legs(torch=(torch,), lanes=("nccl",), machine=place)
+    assert leg.cuda == cuda
+    assert (problem is None) if leg.problem is None else (problem is not None and problem in leg.problem)

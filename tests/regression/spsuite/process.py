@@ -7,14 +7,15 @@ import platform
 import re
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import torch
+
+from spsuite import gpus
 
 
 def describe_process(planned: int) -> Dict[str, Any]:
     """Versions and machine, as this process sees them; `planned` is how many observations it is going to make."""
-    gpus = _gpus()
     return {
         "torch": release_of(str(torch.__version__)),
         "torch_build": str(torch.__version__),
@@ -22,7 +23,7 @@ def describe_process(planned: int) -> Dict[str, Any]:
         "declared": _declared_of_torch("deepspeed"),
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)),
-        "gpus": gpus,
+        "gpus": list(gpus.see().names),
         "driver": _driver(),
         "planned": planned,
     }
@@ -32,30 +33,6 @@ def release_of(build: str) -> str:
     """`2.2.2` of `2.2.2+cu121`, `2.4.0` of a vendor's `2.4.0a0+07cecf4168.nv24.05`. A nightly keeps its date."""
     public = build.split("+")[0]
     return re.sub(r"(a|b|rc)\d+$", "", public)
-
-
-def count_gpus() -> int:
-    """How many GPUs torch sees. Asked in a forked process, for this one must never touch CUDA."""
-    return len(_gpus())
-
-
-def _gpus() -> List[str]:
-    """The names of the GPUs."""
-    if not torch.backends.cuda.is_built() or not Path("/dev/nvidiactl").exists():
-        return []
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-            os.write(write, "\n".join(names).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as answer:
-        text = answer.read().decode(errors="replace")
-    os.waitpid(pid, 0)
-    return text.splitlines()
 
 
 def _driver() -> Optional[str]:

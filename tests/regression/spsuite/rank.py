@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 import torch
 import torch.distributed as dist
 
+from spsuite import nccl
 from spsuite.kernel import die_with_parent, poison_memory
 from spsuite.topology import Topology
 
@@ -80,7 +81,7 @@ def run_rank(
     try:
         die_with_parent(parent)
         _settle(rank, files)
-        me = _join(rank, world_size, backend, files.store)
+        me = _join(rank, world_size, backend, files)
         send(channel, {"ready": True})
         while True:
             task = receive(channel)
@@ -115,13 +116,17 @@ def _settle(rank: int, files: RankFiles) -> None:
     warnings.simplefilter("ignore")
 
 
-def _join(rank: int, world_size: int, backend: str, path: str) -> Rank:
+def _join(rank: int, world_size: int, backend: str, files: RankFiles) -> Rank:
+    """Under NCCL rank r has the r-th of the GPUs that CUDA_VISIBLE_DEVICES leaves."""
     device = torch.device("cpu")
     if backend == "nccl":
+        nccl.prepare(str(torch.__version__), files.stack)
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    store = dist.FileStore(path, world_size)
+    store = dist.FileStore(files.store, world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=NEVER)
+    if backend == "nccl":
+        nccl.warm_up(device)
     return Rank(rank, world_size, backend, device)
 
 

@@ -17,10 +17,11 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from spsuite.diagnosis import Event
 from spsuite.kernel import activity, seconds_without_processor
+from spsuite.nccl import RECORD_SIGNAL
 from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, RankFiles, Task, run_rank
 
 READY_LIMIT = 60.0
@@ -265,19 +266,27 @@ class World:
         return RankEnd(member.rank, Event(member.rank, "returned"), returned=message.get("returned"))
 
     def _stacks(self, members: Sequence[_Member]) -> Dict[int, str]:
-        """Where each of these ranks is, in Python, as faulthandler prints it on a signal."""
-        for member in members:
-            with suppress(ProcessLookupError):
-                os.kill(member.pid, STACK_SIGNAL)
-        deadline = time.monotonic() + _STACK_WAIT
-        stacks: Dict[int, str] = {}
-        while len(stacks) < len(members) and time.monotonic() < deadline:
-            time.sleep(0.02)
-            for member in members:
-                text = _tail(member.files.stack)
-                if text and text.endswith("\n"):
-                    stacks[member.rank] = text
+        """Where each of these ranks is, in Python, as faulthandler prints it; under NCCL its last collectives too."""
+        stacks = _answers(members, STACK_SIGNAL, {})
+        if self.backend == "nccl":
+            stacks.update(_answers(members, RECORD_SIGNAL, stacks))
         return stacks
+
+
+def _answers(members: Sequence[_Member], number: signal.Signals, before: Mapping[int, str]) -> Dict[int, str]:
+    """What these ranks have written, once each has answered a signal, or the time for it is over."""
+    for member in members:
+        with suppress(ProcessLookupError):
+            os.kill(member.pid, number)
+    deadline = time.monotonic() + _STACK_WAIT
+    answers: Dict[int, str] = {}
+    while len(answers) < len(members) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        for member in members:
+            text = _tail(member.files.stack)
+            if text and text.endswith("\n") and text != before.get(member.rank):
+                answers[member.rank] = text
+    return answers
 
 
 class _Settling:

@@ -1,0 +1,122 @@
+"""The images of sp-compat that an engine has: which there are, when they were used, and removing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from runner.cache import Cache
+from runner.containers import KEY, content_of, used_file
+from runner.engine import Engine, EngineError, Image, NoEngine, find
+from runner.environments import Content
+from runner.processes import Cancellation, Processes
+
+
+@dataclass(frozen=True)
+class KeptImage:
+    """`content` None: its build was interrupted. `size` is with the layers that it shares."""
+
+    key: str
+    image: Image
+    content: Content | None
+    used: float
+    in_use: bool
+
+
+@dataclass(frozen=True)
+class RemovedImages:
+    keys: tuple[str, ...]
+    in_use: tuple[str, ...]  # would have been removed
+
+
+def engine_of(caller: Mapping[str, str]) -> Engine | None:
+    """None where no engine answers: then there are no images to speak of."""
+    try:
+        return find(Processes(Cancellation()), caller)
+    except (NoEngine, EngineError):
+        return None
+
+
+def inventory(engine: Engine, cache: Cache) -> list[KeptImage]:
+    """The least recently used first."""
+    kept = []
+    for image in engine.images(KEY):
+        key = image.labels[KEY]
+        lock = cache.try_lock(key, exclusive=True)
+        if lock is not None:
+            lock.close()
+        kept.append(KeptImage(key, image, content_of(image), _used(image, key, cache), in_use=lock is None))
+    return sorted(kept, key=lambda one: one.used)
+
+
+def collect(
+    engine: Engine, cache: Cache, *, budget: int | None, older_than: float | None, everything: bool, now: float
+) -> RemovedImages:
+    """As with virtual environments: unfinished ones, what is too old, then the least recently used until all fit."""
+    there = inventory(engine, cache)
+    left = sum(one.image.size for one in there)
+    removed, in_use = [], []
+    for one in there:
+        too_old = older_than is not None and now - one.used > older_than
+        too_much = budget is not None and left > budget
+        if not (everything or too_old or too_much or one.content is None):
+            continue
+        lock = cache.try_lock(one.key, exclusive=True)
+        if lock is None:
+            in_use.append(one.key)
+            continue
+        with lock:
+            try:
+                _remove(engine, one.image)
+            except EngineError:  # a container of somebody's is made from it
+                in_use.append(one.key)
+                continue
+            with suppress(OSError):
+                used_file(cache, one.key).unlink()
+        removed.append(one.key)
+        left -= one.image.size
+    return RemovedImages(tuple(removed), tuple(in_use))
+
+
+def as_json(kept: list[KeptImage]) -> list[dict[str, object]]:
+    return [
+        {
+            "key": one.key,
+            "image": one.image.tags[0] if one.image.tags else one.image.id,
+            "digest": one.image.digest,
+            "torch": one.content.found.torch if one.content else None,
+            "deepspeed": one.content.found.deepspeed if one.content else None,
+            "complete": one.content is not None,
+            "bytes": one.image.size,
+            "last_used": datetime.fromtimestamp(one.used, timezone.utc).isoformat(timespec="seconds"),
+            "in_use": one.in_use,
+        }
+        for one in reversed(kept)
+    ]
+
+
+def line(one: KeptImage) -> str:
+    found = one.content.found if one.content else None
+    deepspeed = f", DeepSpeed {found.deepspeed}" if found and found.deepspeed else ""
+    what = f"torch {found.torch}{deepspeed}, python {found.python}" if found else "unfinished"
+    used = datetime.fromtimestamp(one.used).strftime("%Y-%m-%d %H:%M")
+    size = f"{one.image.size / 2**30:.1f} GiB"
+    return f"{one.key}  image, {what}  {size}  used {used}{'  in use' if one.in_use else ''}"
+
+
+def _remove(engine: Engine, image: Image) -> None:
+    """By all its names: with the last one it is gone."""
+    for name in (*image.tags, *image.digests) or (image.id,):
+        if engine.image(name) is not None:
+            engine.remove_image(name)
+
+
+def _used(image: Image, key: str, cache: Cache) -> float:
+    with suppress(OSError):
+        return used_file(cache, key).stat().st_mtime
+    with suppress(ValueError):
+        # With nanoseconds, which Python until 3.11 does not read.
+        return datetime.fromisoformat(f"{image.created[:19]}+00:00").timestamp()
+    return 0.0

@@ -1,0 +1,72 @@
+"""A real engine for the tests that need one; see `tests/container_engine.sh`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "container_engine.sh"
+
+
+class RealEngine:
+    """Its own images and containers, and nothing else's."""
+
+    def __init__(self, address: str, directory: Path) -> None:
+        self.address = address
+        self.directory = directory
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"DOCKER_HOST": self.address}
+
+    def docker(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            ["docker", *words],
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def containers(self) -> list[str]:
+        return self.docker("ps", "--all", "--format", "{{.Names}}").split()
+
+    def images(self) -> list[str]:
+        return sorted(self.docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split())
+
+    def dangling(self) -> list[str]:
+        return self.docker("image", "ls", "--quiet", "--filter", "dangling=true").split()
+
+    @property
+    def process(self) -> int:
+        return int((self.directory / "pid").read_text())
+
+    def start(self) -> None:
+        """Again, after it was killed."""
+        subprocess.run([SCRIPT, "start", self.directory], check=True, capture_output=True, timeout=300)
+
+
+@contextmanager
+def running_engine() -> Iterator[RealEngine]:
+    """One that is there already, by SP_COMPAT_TEST_ENGINE, its directory, else one that is made and removed."""
+    if os.getuid() != 0 or not (shutil.which("dockerd") or shutil.which("apt-get")):
+        pytest.skip("a container engine can only be started by root, and installed with apt")
+    kept = os.environ.get("SP_COMPAT_TEST_ENGINE")
+    directory = Path(kept or tempfile.mkdtemp(prefix="engine-"))  # short: the path of a socket is of 107 characters
+    started = subprocess.run([SCRIPT, "start", directory], capture_output=True, text=True, timeout=600)
+    try:
+        assert started.returncode == 0, started.stderr
+        yield RealEngine(started.stdout.split()[-1], directory)
+    finally:
+        if not kept:
+            subprocess.run([SCRIPT, "stop", directory], check=False, timeout=120)
