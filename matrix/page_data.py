@@ -99,6 +99,8 @@ class _Document:
         self._verdict = verdict
         self._table = table
         self._traceback = _room_for_each_traceback(verdict)
+        self._row_of = {judged.leg.id: place for place, row in enumerate(table.rows) for judged in row.legs}
+        self._column_of = {column: place for place, column in enumerate(table.columns)}
         self._leg_place = {judged.leg.id: place for place, judged in enumerate(verdict.legs)}
         self._issues: dict[str, KnownIssue] = {}
         for cell in verdict.cells:
@@ -143,8 +145,6 @@ class _Document:
         }
 
     def cells(self) -> dict[str, list[int]]:
-        row_of = {judged.leg.id: place for place, row in enumerate(self._table.rows) for judged in row.legs}
-        column_of = {column: place for place, column in enumerate(self._table.columns)}
         outcome_of = {name: place for place, name in enumerate(signs.OUTCOMES)}
         standing_of = {name: place for place, name in enumerate(tables.WEIGHT)}
         columns: dict[str, list[int]] = defaultdict(list)
@@ -152,8 +152,8 @@ class _Document:
             seen = cell.observation
             head, tail = _cut(reproduce.command(seen, cell.leg))
             values = {
-                "row": row_of[cell.leg.id],
-                "column": column_of[tables.Column(seen.suite, seen.case, seen.lane)],
+                "row": self._row_of[cell.leg.id],
+                "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
                 "leg": self._leg_place[cell.leg.id],
                 "topology": self.texts.of(seen.topology),
                 "where": self.texts.of(wording.where(seen)),
@@ -177,10 +177,9 @@ class _Document:
     def telling(self) -> Document:
         """The comment's matrix: releases down, the telling cases across, in its words."""
         chosen = self._table.telling(TELLING)
-        place = {column: number for number, column in enumerate(self._table.columns)}
         entries = [[self._table.entry(row, column) for column in chosen] for row in self._table.rows]
         return {
-            "columns": [place[column] for column in chosen],
+            "columns": [self._column_of[column] for column in chosen],
             "rows": [[entry.brief if entry else str(signs.NOT_MEASURED) for entry in row] for row in entries],
         }
 

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from matrix import signs
 from matrix.known_issues import NONE, versions
 from matrix.results import FAILURES, Leg
-from matrix.verdict import Cell, JudgedLeg, Verdict, in_order
+from matrix.verdict import Cell, JudgedLeg, Standing, Verdict, in_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class Entry:
 
 
 # What somebody has to look at first.
-WEIGHT = {
+WEIGHT: dict[Standing, int] = {
     "new failure": 0,
     "still failing": 1,
     "known failure": 2,
@@ -126,7 +126,7 @@ WEIGHT = {
     "not a failure": 5,
     "by design": 6,
 }
-NOTES = {
+NOTES: dict[str, str] = {
     "new failure": "new",
     "still failing": "as before",
     "known failure": "known",
