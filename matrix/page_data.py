@@ -228,10 +228,8 @@ class _Document:
             "topologies": _line(wording.some(wording.distinct(cell.observation.topology for cell in cells))),
             "count": len(cells),
             "message": _line(wording.first_line(seen)),
-            "row": next(
-                place for place, row in enumerate(self._table.rows) if any(j.leg is first.leg for j in row.legs)
-            ),
-            "column": self._table.columns.index(tables.Column(seen.suite, seen.case, seen.lane)),
+            "row": self._row_of[first.leg.id],
+            "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
         }
 
     def recommended(self) -> Document | None:

@@ -15,7 +15,7 @@ BASELINE = "baseline.json"
 
 
 def write_outputs(directory: Path, verdict: Verdict, baseline: Results | None = None) -> tuple[Path, ...]:
-    """Writes results.json, comment.md, summary.md, report.html, junit.xml and the baseline, each whole or not at all."""
+    """Writes results.json, the reports made from it, and the baseline, each whole or not at all."""
     contents = {
         "results.json": results.encode(verdict.results),
         "comment.md": comment.render(verdict).encode(),

@@ -18,7 +18,7 @@ function fillFacts(list, facts) {
   return list;
 }
 
-/** A table that scrolls within itself. @param {string} title @param {string[]} heads @param {(Node | string)[][]} body */
+/** A table that scrolls within itself. @param {string} title @param {(Node | string)[]} heads @param {(Node | string)[][]} body */
 function scrolledTable(title, heads, body) {
   const table = make(
     "table",

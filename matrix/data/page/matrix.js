@@ -4,11 +4,16 @@
  * @typedef {{row: HTMLTableRowElement, cells: {td: HTMLTableCellElement, button: HTMLButtonElement | null,
  *   painted: string}[]}} Line
  * @typedef {{suite: string, lane: string, shown: string, columns: number[], rows: number[], element: HTMLElement | null,
- *   heads: HTMLTableCellElement[], body: HTMLTableSectionElement | null, lines: Line[]}} Section
+ *   heads: HTMLTableCellElement[], body: HTMLTableSectionElement | null, lines: Line[], more: HTMLButtonElement | null,
+ *   whole: boolean}} Section
+ *   `whole`: whether more lines are shown than come at once.
  */
 
 /** The milliseconds after which painting lets the browser show what is there, and goes on. */
-const SLICE = 30;
+const SLICE = 16;
+/** Squares that a table shows at once: more of them would be slow to lay out, and nobody reads on without a filter. */
+const AT_ONCE = 1_500;
+const LINES_AT_ONCE = 250;
 
 const sections = sectionsOf();
 
@@ -20,7 +25,8 @@ function sectionsOf() {
     const key = JSON.stringify([column.suite, column.lane]);
     const { suite, lane, shown } = column;
     if (!found.has(key)) {
-      found.set(key, { suite, lane, shown, columns: [], rows: [], element: null, heads: [], body: null, lines: [] });
+      const built = { element: null, heads: [], body: null, lines: [], more: null, whole: false };
+      found.set(key, { suite, lane, shown, columns: [], rows: [], ...built });
     }
     found.get(key)?.columns.push(place);
   });
@@ -42,7 +48,7 @@ let painting = 0;
 /** Shows what was found: at once what is on the screen, the rest in slices. @param {Found} found @param {boolean} whole */
 function paint(found, whole = false) {
   const mine = ++painting;
-  const work = painted(found);
+  const work = painted(found, whole);
   const tables = byId("tables");
   const slice = () => {
     if (mine !== painting) return;
@@ -60,8 +66,8 @@ function paint(found, whole = false) {
   slice();
 }
 
-/** @param {Found} found @returns {Generator<undefined, void, undefined>} */
-function* painted(found) {
+/** @param {Found} found @param {boolean} whole @returns {Generator<undefined, void, undefined>} */
+function* painted(found, whole) {
   for (const section of sections) {
     const words = section.columns.map((column) =>
       section.rows.map((row) => {
@@ -78,11 +84,15 @@ function* painted(found) {
     if (section.element) section.element.hidden = !down.some(Boolean);
     if (section.element?.hidden) continue;
     section.heads.forEach((head, place) => toggle(head, !across[place]));
+    const room = whole || section.whole ? Infinity : Math.min(LINES_AT_ONCE, Math.ceil(AT_ONCE / section.rows.length));
+    let count = 0;
     for (const [place, line] of words.entries()) {
-      section.lines[place] ??= madeLine(section, place, body);
-      paintLine(section.lines[place], line, across, !down[place]);
-      yield;
+      const shown = down[place] && ++count <= room;
+      if (shown) section.lines[place] ??= madeLine(section, place, body);
+      if (section.lines[place]) paintLine(section.lines[place], line, across, !shown);
+      if (shown) yield;
     }
+    tellMore(section, Math.max(count - room, 0), found);
     keepOneStop(body);
   }
 }
@@ -141,8 +151,25 @@ function madeLine(section, place, body) {
     return { td, button, painted: "" };
   });
   row.append(...cells.map((cell) => cell.td));
-  body.append(row);
+  let after = place + 1;
+  while (after < section.lines.length && !section.lines[after]) after++;
+  body.insertBefore(row, section.lines[after]?.row ?? null);
   return { row, cells };
+}
+
+/** @param {Section} section @param {number} left @param {Found} found */
+function tellMore(section, left, found) {
+  if (!section.more) {
+    if (!left) return;
+    section.more = make("button", { type: "button", class: "more-cases" });
+    section.element?.append(section.more);
+  }
+  section.more.hidden = !left;
+  section.more.textContent = `Show ${left.toLocaleString("en")} more cases`;
+  section.more.onclick = () => {
+    section.whole = true;
+    paint(found);
+  };
 }
 
 /** @param {Line} line @param {(Words | null)[]} words @param {boolean[]} across @param {boolean} hidden */

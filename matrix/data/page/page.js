@@ -177,6 +177,7 @@ byId("clear").addEventListener("click", () => {
 // On paper: what the filters leave, whole, and the evidence of what fails in it.
 
 const PRINTED = 300;
+const PRINTED_LINES = 12;
 
 addEventListener("beforeprint", () => {
   paint(found, true);
@@ -201,14 +202,24 @@ function printedEvidence(entry) {
   const failing = entry.cells.filter((cell) => found.matching[cell] && outcomes[cells.outcome[cell]].failure);
   const [worst, ...others] = failing.sort((one, other) => weight(one) - weight(other));
   const line = (/** @type {number} */ cell) => `${texts[cells.shown[cell]]} ${texts[cells.where[cell]]}`;
+  const body = bodyOf(worst);
+  for (const lines of body) {
+    if (lines instanceof HTMLPreElement) lines.textContent = firstLines(lines.textContent ?? "");
+  }
   return make(
     "article",
     {},
     make("h3", {}, `${nameOf(column)}, torch ${rows[entry.row].label}, ${column.shown}`),
     make("p", {}, `${line(worst)}, ${standings[cells.standing[worst]].name}`),
-    ...bodyOf(worst),
+    ...body,
     ...(others.length ? [make("p", {}, `Also: ${others.map(line).join("; ")}`)] : []),
   );
+}
+
+/** @param {string} text */
+function firstLines(text) {
+  const lines = text.trimEnd().split("\n");
+  return lines.length > PRINTED_LINES ? [...lines.slice(0, PRINTED_LINES), "…"].join("\n") : text;
 }
 
 const wide = matchMedia("(min-width: 64rem)");

@@ -21,7 +21,7 @@ function fillProportions(filterBy) {
   const there = standings.map((_, place) => place).filter((place) => counts[place]);
   if (!there.length) return;
   const bar = make("div", { class: "bar", "aria-hidden": "true" });
-  for (const place of there) {
+  for (const place of there.filter((one) => standings[one].name !== "not a failure")) {
     const piece = make("i", { "data-tone": tone(standings[place].name) });
     piece.style.flexGrow = `${counts[place]}`;
     bar.append(piece);
@@ -48,13 +48,19 @@ function fillRecommended() {
 /** The comment's matrix. @param {(entry: Entry) => void} open */
 function fillTelling(open) {
   const chosen = report.telling.columns;
-  const heads = ["torch", "cells right", ...chosen.map((place) => `${nameOf(columns[place])} ${columns[place].shown}`)];
+  const heads = ["torch", "cells right", ...chosen.map((place) => headOfCase(columns[place]))];
   const body = rows.map((row, place) => [
     row.label,
     totalOf(row),
     ...report.telling.rows[place].map((brief, number) => opener(entryAt(place, chosen[number]), brief, open)),
   ]);
   if (body.length) byId("telling").replaceChildren(scrolledTable("Releases and the cases that tell them apart", heads, body));
+}
+
+/** @param {Column} column */
+function headOfCase(column) {
+  const name = make("span", { class: "case" }, `${column.suite}/`, make("wbr"), column.case);
+  return make("span", {}, name, make("span", { class: "more" }, column.shown));
 }
 
 /** @param {Row} row */
@@ -143,9 +149,9 @@ function fillFloors() {
     floor.wrong,
     floor.unknown,
     floor.lane,
-    floor.cases.join(", "),
+    make("span", { class: "case" }, floor.cases.join(", ")),
   ]);
-  byId("ranges").replaceChildren(body.length ? scrolledTable("Floors", heads, body) : make("p", {}, "Nothing was measured."));
+  byId("ranges").replaceChildren(body.length ? scrolledTable("Ranges of releases", heads, body) : make("p", {}, "Nothing was measured."));
 }
 
 function fillIssues() {
