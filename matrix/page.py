@@ -19,17 +19,21 @@ SCRIPTS = ("document", "address", "filters", "entry", "elements", "evidence", "m
 
 def render(verdict: Verdict) -> str:
     style = _source("page.css")
-    script = "".join(_source(f"{name}.js") for name in SCRIPTS)
+    code = script()
     sentence = html.escape(markdown.one_line(verdict.sentence))
     return Template(_source("page.html")).substitute(
-        policy=_policy(script, style),
+        policy=_policy(code, style),
         sign="✓" if verdict.exit_code == 0 else "✗",
         holds="holds" if verdict.exit_code == 0 else "fails",
         sentence=sentence,
         style=style,
-        script=script,
+        script=code,
         data=_data(page_data.document(verdict)),
     )
+
+
+def script() -> str:
+    return "".join(_source(f"{name}.js") for name in SCRIPTS)
 
 
 def _policy(script: str, style: str) -> str:

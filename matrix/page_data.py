@@ -30,6 +30,28 @@ MESSAGE = 2_000
 NEWS = {"new failure": "New failures", "fixed": "Fixed", "still failing": "Failing as in the baseline"}
 NOTHING = -1
 
+_CELL = (
+    "row",
+    "column",
+    "leg",
+    "topology",
+    "where",
+    "outcome",
+    "shown",
+    "standing",
+    "was",
+    "factor",
+    "issue",
+    "firstRank",
+    "message",
+    "facts",
+    "ranks",
+    "commandHead",
+    "commandTail",
+)
+_OUTCOME = {name: place for place, name in enumerate(signs.OUTCOMES)}
+_STANDING = {name: place for place, name in enumerate(tables.WEIGHT)}
+
 _LOG = re.compile(r"legs/[\w+-][\w.+-]*/[\w+-][\w.+-]*")
 
 
@@ -145,34 +167,8 @@ class _Document:
         }
 
     def cells(self) -> dict[str, list[int]]:
-        outcome_of = {name: place for place, name in enumerate(signs.OUTCOMES)}
-        standing_of = {name: place for place, name in enumerate(tables.WEIGHT)}
-        columns: dict[str, list[int]] = defaultdict(list)
-        for cell in self._verdict.cells:
-            seen = cell.observation
-            head, tail = _cut(reproduce.command(seen, cell.leg))
-            values = {
-                "row": self._row_of[cell.leg.id],
-                "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
-                "leg": self._leg_place[cell.leg.id],
-                "topology": self.texts.of(seen.topology),
-                "where": self.texts.of(wording.where(seen)),
-                "outcome": outcome_of[seen.outcome],
-                "shown": self.texts.of(signs.outcome(seen)),
-                "standing": standing_of[cell.standing],
-                "was": outcome_of[cell.was.outcome] if cell.was else NOTHING,
-                "factor": NOTHING if seen.factor is None else self.factors.add(seen.factor, f"{seen.factor:.4g}"),
-                "issue": self._issue_place[cell.issue.id] if cell.issue else NOTHING,
-                "firstRank": NOTHING if seen.first_rank is None else seen.first_rank,
-                "message": self.texts.of(markdown.shorten(seen.message or "", MESSAGE)),
-                "facts": self._facts(cell),
-                "ranks": self._ranks(seen.ranks),
-                "commandHead": self.texts.of(head),
-                "commandTail": self.texts.of(tail),
-            }
-            for name, value in values.items():
-                columns[name].append(value)
-        return dict(columns)
+        made = [self._cell(cell) for cell in self._verdict.cells]
+        return {name: [one[name] for one in made] for name in _CELL}
 
     def telling(self) -> Document:
         """The comment's matrix: releases down, the telling cases across, in its words."""
@@ -320,6 +316,29 @@ class _Document:
                 facts += [("instead", told.instead)] if told.instead else []
                 found[_line(name)] = [[word, " ".join(value.split())] for word, value in facts]
         return found
+
+    def _cell(self, cell: Cell) -> dict[str, int]:
+        seen = cell.observation
+        head, tail = _cut(reproduce.command(seen, cell.leg))
+        return {
+            "row": self._row_of[cell.leg.id],
+            "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
+            "leg": self._leg_place[cell.leg.id],
+            "topology": self.texts.of(seen.topology),
+            "where": self.texts.of(wording.where(seen)),
+            "outcome": _OUTCOME[seen.outcome],
+            "shown": self.texts.of(signs.outcome(seen)),
+            "standing": _STANDING[cell.standing],
+            "was": _OUTCOME[cell.was.outcome] if cell.was else NOTHING,
+            "factor": NOTHING if seen.factor is None else self.factors.add(seen.factor, f"{seen.factor:.4g}"),
+            "issue": self._issue_place[cell.issue.id] if cell.issue else NOTHING,
+            "firstRank": NOTHING if seen.first_rank is None else seen.first_rank,
+            "message": self.texts.of(markdown.shorten(seen.message or "", MESSAGE)),
+            "facts": self._facts(cell),
+            "ranks": self._ranks(seen.ranks),
+            "commandHead": self.texts.of(head),
+            "commandTail": self.texts.of(tail),
+        }
 
     def _facts(self, cell: Cell) -> int:
         """What else is known of an observation: names and values."""

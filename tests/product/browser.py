@@ -1,0 +1,78 @@
+"""A real browser for the pages that the program makes: Debian's chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+LAPTOP = {"width": 1440, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+
+def chromium() -> str:
+    """Its path. Where it is missing it is installed, by who may; elsewhere the tests that need it are skipped."""
+    if shutil.which("chromium") is None:
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            pytest.skip("there is no chromium, and only root can install Debian's")
+        subprocess.run(["apt-get", "-qq", "update"], check=True, timeout=300)
+        subprocess.run(
+            ["apt-get", "-qq", "install", "-y", "--no-install-recommends", "chromium"], check=True, timeout=600
+        )
+    found = shutil.which("chromium")
+    assert found is not None
+    return found
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A page that was opened from a file, with whatever it complained of or asked the network for."""
+
+    def __init__(self, context: BrowserContext, file: Path, address: str = "") -> None:
+        self.page: Page = context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(file.as_uri() + address)
+        self.settle()
+
+    def settle(self) -> None:
+        self.page.wait_for_function("!document.querySelector('[aria-busy]')")
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def ask(self, expression: str, argument: Any = None) -> Any:
+        return self.page.evaluate(expression, argument)
+
+    def focused(self) -> str:
+        found: str = self.ask("document.activeElement.textContent")
+        return found
