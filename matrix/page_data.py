@@ -378,7 +378,9 @@ def _line(value: str) -> str:
 
 
 def _exception(rank: RankReport) -> str:
-    return markdown.shorten(": ".join(filter(None, (rank.exception, rank.message))), MESSAGE)
+    name, message = rank.exception or "", rank.message or ""
+    said = message if message.startswith(name) else f"{name}: {message}" if message else name
+    return markdown.shorten(said, MESSAGE)
 
 
 def _cut(command: str) -> tuple[str, str]:

@@ -116,7 +116,8 @@ function cellOf(cell, open) {
 function bodyOf(cell) {
   const message = texts[cells.message[cell]];
   const rank = cells.firstRank[cell] >= 0 ? `First rank: ${cells.firstRank[cell]}` : "";
-  const facts = report.lists.facts[cells.facts[cell]].map(([name, value]) => pair(texts[name], texts[value]));
+  const told = report.lists.facts[cells.facts[cell]].map(([name, value]) => pair(texts[name], texts[value]));
+  const facts = [...told, pair("leg", report.legs[cells.leg[cell]].id)];
   return [
     ...(message ? [make("p", { class: "label" }, rank || "Message"), block(message, "Message")] : []),
     fillFacts(make("dl", { class: "facts" }), !message && rank ? [pair("first rank", `${cells.firstRank[cell]}`), ...facts] : facts),

@@ -160,8 +160,10 @@ function fillContents() {
 }
 
 const tables = byId("tables");
-tables.addEventListener("keydown", moveByKey);
-tables.addEventListener("focusin", stopHere);
+for (const grids of [tables, byId("telling")]) {
+  grids.addEventListener("keydown", moveByKey);
+  grids.addEventListener("focusin", stopHere);
+}
 tables.addEventListener("click", (event) => {
   const button = event.target instanceof Element ? event.target.closest("button.entry") : null;
   if (!(button instanceof HTMLElement)) return;

@@ -54,7 +54,11 @@ function fillTelling(open) {
     totalOf(row),
     ...report.telling.rows[place].map((brief, number) => opener(entryAt(place, chosen[number]), brief, open)),
   ]);
-  if (body.length) byId("telling").replaceChildren(scrolledTable("Releases and the cases that tell them apart", heads, body));
+  if (!body.length) return;
+  const shown = scrolledTable("Releases and the cases that tell them apart", heads, body);
+  shown.querySelector("table")?.setAttribute("role", "grid");
+  keepOneStop(/** @type {HTMLTableSectionElement} */ (shown.querySelector("tbody")));
+  byId("telling").replaceChildren(shown);
 }
 
 /** @param {Column} column */
@@ -75,7 +79,8 @@ function opener(entry, brief, open) {
   const worst = entry.cells.filter((cell) => cells.standing[cell] !== BY_DESIGN);
   const weights = (worst.length ? worst : entry.cells).map(weight);
   const standing = standings[Math.floor(Math.min(...weights) / outcomes.length)].name;
-  const button = make("button", { type: "button", class: "entry", "data-tone": tone(standing) }, brief);
+  const button = make("button", { type: "button", class: "entry", tabindex: "-1" }, brief);
+  button.dataset.tone = tone(standing);
   button.addEventListener("click", () => open(entry));
   return button;
 }
