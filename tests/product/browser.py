@@ -65,7 +65,7 @@ class Visit:
         self.settle()
 
     def settle(self) -> None:
-        self.page.wait_for_function("!document.querySelector('[aria-busy]')")
+        self.page.locator("[aria-busy]").wait_for(state="detached")
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
