@@ -53,8 +53,11 @@ def started() -> Iterator[Browser]:
 class Visit:
     """A page that was opened from a file, with whatever it complained of or asked the network for."""
 
-    def __init__(self, context: BrowserContext, file: Path, address: str = "") -> None:
+    def __init__(self, context: BrowserContext, file: Path, address: str = "", measured: bool = False) -> None:
         self.page: Page = context.new_page()
+        if measured:
+            self._session = context.new_cdp_session(self.page)
+            self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
@@ -66,6 +69,11 @@ class Visit:
 
     def settle(self) -> None:
         self.page.locator("[aria-busy]").wait_for(state="detached")
+
+    def worked(self) -> float:
+        """Milliseconds of processor time that the page's thread has spent, on script, style, layout and painting."""
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return 1_000 * float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()

@@ -45,11 +45,11 @@ def browser() -> Iterator[Browser]:
 def visit(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     contexts = []
 
-    def open_(verdict: Verdict, address: str = "", **options: object) -> Visit:
+    def open_(verdict: Verdict, address: str = "", measured: bool = False, **options: object) -> Visit:
         file = tmp_path / "report.html"
         file.write_bytes(page.render(verdict).encode())
         contexts.append(browser.new_context(**({"viewport": LAPTOP} | options)))  # type: ignore[arg-type]
-        return Visit(contexts[-1], file, address)
+        return Visit(contexts[-1], file, address, measured)
 
     yield open_
     for context in contexts:
@@ -557,33 +557,29 @@ def ten_thousand() -> Results:
     return results(legs, observations)
 
 
-TAKEN = """async (act) => {
-  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  await frame();
-  const start = performance.now();
+ACT = """async (act) => {
   if (act === "words") document.getElementById("words").dispatchEvent(new Event("input"));
   else document.querySelector(act).click();
-  document.body.getBoundingClientRect();
-  await frame();
-  return performance.now() - start;
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
 }"""
 
 
-def test_ten_thousand_observations_open_and_are_filtered_at_once(visit: Open) -> None:
-    """It is to open within 1 s and to filter within 0.1 s; the bounds leave room for a machine with other work."""
-    verdict = judged(ten_thousand(), NONE)
-    seen = visit(verdict)
+def test_ten_thousand_observations_open_within_a_second_and_are_filtered_at_once(visit: Open) -> None:
+    """Measured in the time that the page's thread worked, which other work on the machine does not count in; a filter
+    is to take less than 0.1 s, and the bound has room for a slower machine.
+    """
+    seen = visit(judged(ten_thousand(), NONE), measured=True)
+    assert seen.worked() < 1_000
     assert seen.text("#count") == "All 10,080 cells are shown."
-    opened = seen.ask("performance.getEntriesByType('navigation')[0].domComplete")
-    assert opened < 3_000
     seen.ask("document.getElementById('matrix').scrollIntoView({behavior: 'instant'})")
-    taken = []
-    for act in ("input[value=crash]", "input[value=sp4]", "input[value=crash]", "#clear"):
-        taken.append(seen.ask(TAKEN, act))
-        seen.settle()
     seen.ask("document.getElementById('words').value = 'number 12'")
-    taken.append(seen.ask(TAKEN, "words"))
-    assert sorted(taken)[len(taken) // 2] < 400, taken
+    taken = []
+    for act in ("input[value=crash]", "input[value=sp4]", "input[value=crash]", "#clear", "words"):
+        start = seen.worked()
+        seen.ask(ACT, act)
+        taken.append(seen.worked() - start)
+        seen.settle()
+    assert sorted(taken)[len(taken) // 2] < 200, taken
     # What makes it fast: details are made when they are opened.
     assert seen.page.locator("#evidence *").count() == 0
     assert seen.ask("document.querySelectorAll('*').length") < 6_000

@@ -12,7 +12,7 @@
 /** The milliseconds after which painting lets the browser show what is there, and goes on. */
 const SLICE = 16;
 /** Squares that a table shows at once: more of them would be slow to lay out, and nobody reads on without a filter. */
-const AT_ONCE = 1_500;
+const AT_ONCE = 1_000;
 const LINES_AT_ONCE = 250;
 
 const sections = sectionsOf();
