@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -468,6 +469,10 @@ def test_back_and_forward(visit: Open) -> None:
     # Closing is a step back, so that going back does not open it again.
     seen.page.keyboard.press("Escape")
     expect(seen.page.locator("#evidence")).to_be_hidden()
+    expect(seen.page).to_have_url(re.compile("suite=loss$"))
+    seen.page.go_back()
+    expect(seen.page.locator("#count")).to_have_text(whole)
+    assert not seen.page.locator("#evidence").is_visible()
 
 
 def test_an_address_of_another_report_is_no_mistake(visit: Open) -> None:

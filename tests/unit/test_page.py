@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from results_examples import HOSTILE, any_results, crash, leg, observation, results, three_releases
@@ -77,6 +78,18 @@ def test_any_results_make_a_whole_file(document: Results) -> None:
     assert written.count("<!--") == written.count("-->") == 0
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]", written)
     assert data_of(written) == json.loads(json.dumps(page_data.document(verdict)))
+
+
+@pytest.mark.parametrize(
+    "text", ["</script><script>alert(1)</script>", "<!--<script>", "]]>", "</style>", "&lt;", HOSTILE]
+)
+def test_no_text_ends_the_element_that_it_stands_in(text: str) -> None:
+    one = leg("2.2.2", id=text, detail=text)
+    seen = crash(leg=text, case=text, message=text, topology=text, parameters={text: text})
+    written = page.render(judged(results([one], [seen]), known=KnownIssues()))
+    assert len(re.findall(r"(?i)<script", written)) == len(re.findall(r"(?i)</script", written)) == 2
+    assert written.count("<!--") == 0
+    assert markdown.plain(text) in data_of(written)["lists"]["texts"]
 
 
 def test_the_policy_lets_the_pages_own_script_and_style_through_and_nothing_else() -> None:
