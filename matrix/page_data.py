@@ -319,7 +319,7 @@ class _Document:
 
     def _cell(self, cell: Cell) -> dict[str, int]:
         seen = cell.observation
-        head, tail = _cut(reproduce.command(seen, cell.leg))
+        head, tail = _cut(markdown.plain(reproduce.command(seen, cell.leg)))
         return {
             "row": self._row_of[cell.leg.id],
             "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],

@@ -31,10 +31,6 @@ def data_of(written: str) -> Any:
     return json.loads(found[1])
 
 
-def shown(value: str) -> str:
-    return markdown.plain(value)
-
-
 @given(any_results(), st.one_of(st.none(), any_results()))
 def test_page_and_comment_say_the_same(document: Results, baseline: Results | None) -> None:
     verdict = judged(document, baseline)
@@ -53,7 +49,7 @@ def test_page_and_comment_say_the_same(document: Results, baseline: Results | No
     heads, tails = made["cells"]["commandHead"], made["cells"]["commandTail"]
     commands = [texts[head] + texts[tail] for head, tail in zip(heads, tails, strict=True)]
     wanted = [reproduce.command(cell.observation, cell.leg) for cell in verdict.cells]
-    assert [shown(command) for command in commands] == [shown(command) for command in wanted]
+    assert commands == [markdown.plain(command) for command in wanted]
 
     table = tables.build(verdict)
     briefs = [[table.entry(row, column) for column in table.telling(comment.COLUMNS)] for row in table.rows]
