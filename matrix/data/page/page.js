@@ -38,6 +38,7 @@ function tellFilters() {
   const all = size.toLocaleString("en");
   const sentence = `${found.found === size ? `All ${all}` : `${found.found.toLocaleString("en")} of ${all}`} cells are shown.`;
   byId("count").textContent = size ? sentence : "No case was observed.";
+  byId("keys").hidden = !size;
   const chosen = facets.filter((one) => view.chosen[one.name].size);
   const parts = chosen.map((one) => `${one.title.toLowerCase()} ${[...view.chosen[one.name]].join(" or ")}`);
   if (view.words) parts.push(`“${view.words}”`);
