@@ -128,6 +128,10 @@ class Recommendation:
         deepspeed = f" deepspeed=={self.deepspeed}" if self.deepspeed else ""
         return f"pip install torch=={self.torch}{deepspeed}"
 
+    @property
+    def told(self) -> str:
+        return f"{self.right} of {self.measured} cells right there, the best of what was measured"
+
 
 def of(verdict: Verdict) -> tuple[Floor, ...]:
     """One for each case and lane of which something ran, in the order of the cells.
@@ -156,6 +160,20 @@ def of(verdict: Verdict) -> tuple[Floor, ...]:
         )
         for (case, lane, package), of_case in well.items()
     )
+
+
+def alike(found: Iterable[Floor]) -> list[list[Floor]]:
+    """Cases that are right and wrong on the same releases in the same lane together; torch before DeepSpeed."""
+    groups: dict[tuple[object, ...], list[Floor]] = defaultdict(list)
+    for floor in found:
+        groups[floor.package, floor.right, floor.wrong, floor.lane].append(floor)
+    return sorted(groups.values(), key=lambda group: group[0].package, reverse=True)
+
+
+def contradictions(declaration: Declaration, found: Sequence[Floor]) -> dict[str, tuple[str, ...]]:
+    """By case, the releases that a package declares to work with and on which the case was measured wrong."""
+    training = [floor for floor in found if floor.lane in TRAINING_LANES] or found
+    return {floor.case: wrong for floor in training if (wrong := floor.contradicts(declaration.requirement))}
 
 
 def declarations(verdict: Verdict) -> tuple[Declaration, ...]:

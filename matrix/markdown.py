@@ -77,9 +77,13 @@ def fence(value: str, limit: int = 4000, language: str = "") -> Markdown:
 
 def link(label: Markdown, url: str) -> Markdown:
     """A link to a web address; anything else than that stays a label."""
-    if not re.fullmatch(r"https?://[^\s<>\"'`\\|\x00-\x1f]+", url):
+    if not is_address(url):
         return label
     return Markdown(f'<a href="{html.escape(url)}">{label}</a>')
+
+
+def is_address(url: str) -> bool:
+    return re.fullmatch(r"https?://[^\s<>\"'`\\|\x00-\x1f]+", url) is not None
 
 
 def table_head(cells: Sequence[Markdown]) -> str:

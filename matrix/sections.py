@@ -5,22 +5,21 @@ A part is cut between its rows only: a table stays a table and a block stays clo
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matrix import emulation as emulations
-from matrix import floors, markdown, reproduce, signs
+from matrix import floors, markdown, reproduce, signs, wording
 from matrix import table as tables
 from matrix.emulation import Pair
-from matrix.floors import Declaration, Floor
+from matrix.floors import Floor
 from matrix.known_issues import KnownIssue
 from matrix.markdown import Markdown, code, text
 from matrix.results import Observation
-from matrix.table import Column, Row, Table, deepspeed_label, torch_label
-from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict, in_order
+from matrix.table import Column, Row, Table, torch_label
+from matrix.verdict import UNEXPECTED, Cell, JudgedLeg, Verdict
 
 RELEASES_ACROSS = 8
 """How many releases stand side by side before a table of cases is split."""
@@ -123,14 +122,8 @@ def _dropped(sections: int, full_report: str) -> str:
 def verdict_line(verdict: Verdict, full_report: str = "") -> Section:
     """With what it rests on and, in Markdown, where all of it can be read."""
     sign = "✓" if verdict.exit_code == 0 else "✗"
-    if verdict.baseline:
-        commit = f" of commit {code(verdict.baseline.sha[:10])}" if verdict.baseline.sha else ""
-        missing = f" {verdict.unmeasured} cells of it were not measured this time." if verdict.unmeasured else ""
-        basis = f"Compared with the baseline{commit} and with the known issues.{missing}"
-    else:
-        basis = "There is no baseline to compare with; judged by the known issues alone."
     more = f" Everything is in {full_report}." if full_report else ""
-    return Section(f"### {sign} {text(verdict.sentence)}\n\n{basis}{more}\n\n")
+    return Section(f"### {sign} {text(verdict.sentence)}\n\n{wording.basis(verdict, code)}{more}\n\n")
 
 
 def news(verdict: Verdict, limit: int) -> list[Section]:
@@ -140,7 +133,7 @@ def news(verdict: Verdict, limit: int) -> list[Section]:
     for standing, title in titles.items():
         lines = [_leg_line(judged) for judged in verdict.legs if judged.standing == standing]
         cells = (cell for cell in verdict.cells if cell.standing == standing)
-        lines += [_alike_line(alike) for alike in _by_likeness(cells)]
+        lines += [_alike_line(alike) for alike in wording.by_likeness(cells)]
         if lines:
             more = f"- … and {len(lines) - limit} more, listed below\n" if len(lines) > limit else ""
             sections.append(Section(f"**{title}**\n\n", (*lines[:limit], more), "\n", rank=1))
@@ -170,34 +163,24 @@ def emulation(verdict: Verdict, limit: int) -> list[Section]:
 def _pairs_line(pairs: Sequence[Pair]) -> str:
     first = pairs[0]
     emulated, real = first.emulated.observation, first.real.observation
-    releases = _distinct(_releases(pair.real) for pair in pairs)
-    topologies = _distinct(pair.real.observation.topology for pair in pairs)
+    releases = wording.distinct(wording.releases(pair.real) for pair in pairs)
+    topologies = wording.distinct(pair.real.observation.topology for pair in pairs)
     return (
         f"- {code(real.name)} is **{text(signs.told(real))}** in {text(signs.lane(real.lane))} and "
-        f"**{text(signs.told(emulated))}** in {text(signs.lane(emulated.lane))} on {text(_some(releases))}: "
-        f"{text(_some(topologies))}{_count(len(pairs))}{_evidence(real)}\n"
+        f"**{text(signs.told(emulated))}** in {text(signs.lane(emulated.lane))} on {text(wording.some(releases))}: "
+        f"{text(wording.some(topologies))}{_count(len(pairs))}{_evidence(real)}\n"
     )
-
-
-def _by_likeness(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells of one case that failed in one way, on whatever release and topology."""
-    groups: dict[tuple[str, ...], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        seen = cell.observation
-        words = re.sub(r"[\d.,\s]+", " ", _first_line(seen))
-        groups[seen.name, seen.lane, seen.outcome, words, cell.was.outcome if cell.was else ""].append(cell)
-    return list(groups.values())
 
 
 def _alike_line(cells: Sequence[Cell]) -> str:
     first = cells[0]
     seen = first.observation
-    releases = _distinct(_releases(cell) for cell in cells)
-    topologies = _distinct(cell.observation.topology for cell in cells)
+    releases = wording.distinct(wording.releases(cell) for cell in cells)
+    topologies = wording.distinct(cell.observation.topology for cell in cells)
     was = f" (was {signs.OUTCOMES[first.was.outcome]})" if first.was else ""
     return (
         f"- **{text(signs.outcome(seen))}**{was} {code(seen.name)} in {text(signs.lane(seen.lane))} "
-        f"on {text(_some(releases))}: {text(_some(topologies))}{_count(len(cells))}{_evidence(seen)}\n"
+        f"on {text(wording.some(releases))}: {text(wording.some(topologies))}{_count(len(cells))}{_evidence(seen)}\n"
     )
 
 
@@ -263,27 +246,21 @@ def right_on(verdict: Verdict) -> list[Section]:
     found = floors.of(verdict)
     if not found:
         return []
-    alike: dict[tuple[object, ...], list[Floor]] = defaultdict(list)
-    for floor in found:
-        alike[floor.package, floor.right, floor.wrong, floor.lane].append(floor)
     heads = ("right on", "to require", "wrong on", "not measured", "lane", "cases")
-    rows = tuple(
-        _floor_row(group) for group in sorted(alike.values(), key=lambda group: group[0].package, reverse=True)
-    )
+    rows = tuple(map(_floor_row, floors.alike(found)))
     head = markdown.folded_begin(Markdown("Floors: on which of the measured releases each case is right"))
-    declared = "".join(_declared(one, found) for one in floors.declarations(verdict))
+    declared = "".join(f"- {wording.declared(one, found, code, text)}\n" for one in floors.declarations(verdict))
     table = markdown.table_head([Markdown(word) for word in heads])
     return [Section(f"{head}{declared}\n{table}", rows, markdown.FOLDED_END, rank=4)]
 
 
 def _floor_row(alike: Sequence[Floor]) -> str:
     first = alike[0]
-    right = ", ".join(map(str, first.ranges)) or "none of the measured releases"
     cases = [code(floor.case) for floor in alike]
     return markdown.table_row(
         [
-            text(f"{first.package}: {right}"),
-            code(first.requirement) if first.requirement else text("cannot be said" if first.right else ""),
+            text(wording.right_on(first)),
+            code(first.requirement) if first.requirement else text(wording.requirement(first)),
             text(", ".join(first.wrong)),
             text(", ".join(map(str, first.unknown))),
             text(signs.lane(first.lane)),
@@ -292,28 +269,12 @@ def _floor_row(alike: Sequence[Floor]) -> str:
     )
 
 
-def _declared(declaration: Declaration, found: Sequence[Floor]) -> str:
-    package, requirement = code(declaration.package), code(str(declaration.requirement))
-    training = [floor for floor in found if floor.lane in floors.TRAINING_LANES] or found
-    admitted = {floor.case: wrong for floor in training if (wrong := floor.contradicts(declaration.requirement))}
-    if not admitted:
-        return f"- {package} declares {requirement}, which agrees with what was measured.\n"
-    releases = sorted({version for wrong in admitted.values() for version in wrong}, key=in_order)
-    cases = [code(case) for case in admitted]
-    more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
-    return (
-        f"- {package} declares {requirement}, which admits {text(', '.join(releases))}, where "
-        f"{', '.join(cases[:3])}{more} {'is' if len(cases) == 1 else 'are'} not right.\n"
-    )
-
-
 def recommended(verdict: Verdict) -> list[Section]:
     """The pair to install, of those that were measured."""
     best = floors.recommendation(verdict)
     if best is None:
         return []
-    told = f"{best.right} of {best.measured} cells right there, the best of what was measured"
-    return [Section(f"**Recommended**: {code(best.install)} ({told})\n\n", rank=2)]
+    return [Section(f"**Recommended**: {code(best.install)} ({best.told})\n\n", rank=2)]
 
 
 def failing(verdict: Verdict, every_known: bool) -> list[Section]:
@@ -357,13 +318,13 @@ def _issue_row(cells: Sequence[Cell]) -> str:
     issue, seen = cells[0].issue, cells[0].observation
     assert issue is not None
     rank = f", rank {seen.first_rank}" if seen.first_rank is not None else ""
-    message = f": {code(_first_line(seen), MESSAGE)}" if seen.message else ""
-    releases = _distinct(torch_label(cell.leg) for cell in cells)
+    message = f": {code(wording.first_line(seen), MESSAGE)}" if seen.message else ""
+    releases = wording.distinct(torch_label(cell.leg) for cell in cells)
     return markdown.table_row(
         [
             Markdown(f"{markdown.link(text(issue.title), issue.source)}<br>{text(issue.reader)} ({code(issue.id)})"),
             text(str(len(cells))),
-            text(_some(releases)),
+            text(wording.some(releases)),
             Markdown(f"{text(signs.outcome(seen))} {code(seen.name)}, {text(signs.lane(seen.lane) + rank)}{message}"),
             code(reproduce.command(seen, cells[0].leg), limit=2000),
         ]
@@ -373,8 +334,8 @@ def _issue_row(cells: Sequence[Cell]) -> str:
 def _block(cell: Cell) -> str:
     seen = cell.observation
     return (
-        f"**{text(signs.outcome(seen))}** {code(seen.name)} on {text(_releases(cell))}, {text(signs.lane(seen.lane))}, "
-        f"{text(_where(seen))}{_evidence(seen)}<br>{text(_ranks(seen))}\n\n"
+        f"**{text(signs.outcome(seen))}** {code(seen.name)} on {text(wording.releases(cell))}, "
+        f"{text(signs.lane(seen.lane))}, {text(wording.where(seen))}{_evidence(seen)}<br>{text(_ranks(seen))}\n\n"
         f"{markdown.fence(reproduce.command(seen, cell.leg), limit=2000, language='sh')}\n"
     )
 
@@ -396,10 +357,10 @@ def _known_row(cell: Cell) -> str:
             text(signs.outcome(seen)),
             code(seen.name),
             text(signs.lane(seen.lane)),
-            text(_releases(cell).removeprefix("torch ")),
-            text(_where(seen)),
+            text(wording.releases(cell).removeprefix("torch ")),
+            text(wording.where(seen)),
             text("" if seen.first_rank is None else str(seen.first_rank)),
-            code(_first_line(seen), MESSAGE) if seen.message else Markdown(""),
+            code(wording.first_line(seen), MESSAGE) if seen.message else Markdown(""),
             code(reproduce.command(seen, cell.leg), limit=2000),
         ]
     )
@@ -424,10 +385,6 @@ def environments(verdict: Verdict) -> list[Section]:
 
 def _environment_row(judged: JudgedLeg) -> str:
     leg = judged.leg
-    gpus = f", {len(leg.host.gpus)} × {leg.host.gpus[0]}" if leg.host.gpus else ""
-    driver = f", driver {leg.host.driver}" if leg.host.driver else ""
-    image = f" {leg.environment.image}" if leg.environment.image else ""
-    digest = f" {leg.environment.digest}" if leg.environment.digest else ""
     return markdown.table_row(
         [
             code(leg.id),
@@ -435,10 +392,10 @@ def _environment_row(judged: JudgedLeg) -> str:
             code(leg.deepspeed or leg.requested.deepspeed),
             text(leg.python or ""),
             text(", ".join(map(signs.lane, leg.lanes))),
-            text(f"{leg.environment.kind}{image}{digest}"),
-            text(f"{leg.host.cpus} CPUs{gpus}{driver}" if leg.host.cpus else "unknown"),
+            text(wording.environment(leg)),
+            text(wording.host(leg)),
             text(signs.status(leg) + (f": {leg.detail}" if leg.detail else ""), limit=MESSAGE),
-            text(f"{leg.seconds.build:.0f} build, {leg.seconds.suite:.0f} suite"),
+            text(wording.seconds(leg)),
             code(leg.log) if leg.log else Markdown(""),
         ]
     )
@@ -456,25 +413,10 @@ def legend() -> Section:
     return Section(markdown.folded_begin(Markdown("How to read this")), (*lines, notes), markdown.FOLDED_END, rank=3)
 
 
-def _releases(cell: Cell) -> str:
-    torch = f"torch {torch_label(cell.leg)}"
-    deepspeed = deepspeed_label(cell.leg)
-    return torch if deepspeed == "none" else f"{torch} with DeepSpeed {deepspeed}"
-
-
-def _where(seen: Observation) -> str:
-    parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
-    return f"{seen.topology} of {seen.world_size} ranks{f' ({parameters})' if parameters else ''}"
-
-
-def _first_line(seen: Observation) -> str:
-    return next(iter((seen.message or "").strip().splitlines()), "")
-
-
 def _evidence(seen: Observation) -> str:
     rank = f"rank {seen.first_rank}: " if seen.first_rank is not None else ""
     if seen.message:
-        return f"<br>{rank}{code(_first_line(seen), MESSAGE)}"
+        return f"<br>{rank}{code(wording.first_line(seen), MESSAGE)}"
     if seen.relative_error is not None:
         return f"<br>{rank}relative error {seen.relative_error:.3g}"
     return ""
@@ -489,14 +431,6 @@ def _ranks(seen: Observation) -> str:
         f"{signs.rank_outcome(outcome)}: rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
         for outcome, ranks in by_outcome.items()
     )
-
-
-def _some(names: Sequence[str], limit: int = 6) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
 
 
 def _count(cells: int) -> str:

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 from matrix import signs
 from matrix.known_issues import NONE, versions
 from matrix.results import FAILURES, Leg
-from matrix.verdict import Cell, JudgedLeg, Verdict, in_order
+from matrix.verdict import Cell, JudgedLeg, Standing, Verdict, in_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Entry:
     def _worst(self) -> Cell:
         # What is meant to be wrong says nothing about the release, unless there is nothing else.
         telling = [cell for cell in self.cells if cell.standing != "by design"] or self.cells
-        return min(telling, key=lambda cell: (_WEIGHT[cell.standing], signs.SEVERITY[cell.observation.outcome]))
+        return min(telling, key=lambda cell: (WEIGHT[cell.standing], signs.SEVERITY[cell.observation.outcome]))
 
     @property
     def outcome(self) -> str:
@@ -109,7 +109,7 @@ class Entry:
         return self._told(["partly"] if self.failing and self.counts["pass"] else [])
 
     def _told(self, notes: list[str]) -> str:
-        notes = [*notes, _NOTES[self.standing]] if self.standing in _NOTES else notes
+        notes = [*notes, NOTES[self.standing]] if self.standing in NOTES else notes
         # The factor where all scaled cells agree on one.
         factor = f" ×{self.factors[0]:.4g}" if self.outcome == "scaled" and len(self.factors) == 1 else ""
         note = f" ({', '.join(notes)})" if notes else ""
@@ -117,7 +117,7 @@ class Entry:
 
 
 # What somebody has to look at first.
-_WEIGHT = {
+WEIGHT: dict[Standing, int] = {
     "new failure": 0,
     "still failing": 1,
     "known failure": 2,
@@ -126,7 +126,7 @@ _WEIGHT = {
     "not a failure": 5,
     "by design": 6,
 }
-_NOTES = {
+NOTES: dict[str, str] = {
     "new failure": "new",
     "still failing": "as before",
     "known failure": "known",

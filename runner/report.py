@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from matrix import comment, results, summary
+from matrix import comment, page, results, summary
 from matrix.results import Results
 from matrix.verdict import Verdict
 from runner import junit
@@ -15,11 +15,12 @@ BASELINE = "baseline.json"
 
 
 def write_outputs(directory: Path, verdict: Verdict, baseline: Results | None = None) -> tuple[Path, ...]:
-    """Writes results.json, comment.md, summary.md, junit.xml and the baseline, each whole or not at all."""
+    """Writes results.json, the reports made from it, and the baseline, each whole or not at all."""
     contents = {
         "results.json": results.encode(verdict.results),
         "comment.md": comment.render(verdict).encode(),
         "summary.md": summary.render(verdict).encode(),
+        "report.html": page.render(verdict).encode(),
         "junit.xml": junit.render(verdict),
     }
     if baseline is not None:

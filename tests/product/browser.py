@@ -28,16 +28,20 @@ PHONE = {"width": 360, "height": 740}
 
 def chromium() -> str:
     """Its path. Where it is missing it is installed, by who may; elsewhere the tests that need it are skipped."""
-    if shutil.which("chromium") is None:
+    if _found() is None:
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             pytest.skip("there is no chromium, and only root can install Debian's")
         subprocess.run(["apt-get", "-qq", "update"], check=True, timeout=300)
         subprocess.run(
             ["apt-get", "-qq", "install", "-y", "--no-install-recommends", "chromium"], check=True, timeout=600
         )
-    found = shutil.which("chromium")
+    found = _found()
     assert found is not None
     return found
+
+
+def _found() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextlib.contextmanager

@@ -237,6 +237,7 @@ def test_a_leg_that_is_lost_is_shown(bench: Bench, first: tuple[dict[str, str], 
     assert [(leg.torch, leg.status) for leg in results.legs] == [("2.2.2", "completed"), (None, "cancelled")]
     assert "handing in a result" in (results.legs[1].detail or "")
     assert results.source.pull_request == 7
+    assert "cancelled" in (bench.artifacts / "sp-compat-results-1/report.html").read_text("utf-8")
 
 
 def test_code_of_a_fork_has_no_leg_on_the_gpu_runner(bench: Bench, first: tuple[dict[str, str], Run]) -> None:

@@ -43,7 +43,14 @@ def test_known_issues_explain_everything_that_is_met(
     done, out = finished
     assert done.returncode == 0, done.stdout + done.stderr
     assert [leg.torch for leg in results.legs] == list(RELEASES)
-    assert {path.name for path in out.iterdir()} >= {"results.json", "comment.md", "summary.md", "junit.xml", "legs"}
+    assert {path.name for path in out.iterdir()} >= {
+        "results.json",
+        "comment.md",
+        "summary.md",
+        "report.html",
+        "junit.xml",
+        "legs",
+    }
 
 
 def test_without_them_the_same_results_fail(

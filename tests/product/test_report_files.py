@@ -24,7 +24,7 @@ from matrix.verdict import Verdict, judge
 from runner import junit, report, terminal
 
 NONE = KnownIssues()
-FILES = ("results.json", "comment.md", "summary.md", "junit.xml")
+FILES = ("results.json", "comment.md", "summary.md", "report.html", "junit.xml")
 
 
 def judged(document: Results, known: KnownIssues | None = None) -> Verdict:
