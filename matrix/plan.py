@@ -36,6 +36,7 @@ class LegPlan:
     deepspeed: str | None  # a requirement, or None for no DeepSpeed
     python: str | None  # "3.11": what the leg's environment is made with
     constraints: tuple[str, ...] = ()  # what this torch needs beside it, e.g. "numpy<2"
+    beside: tuple[str, ...] = ()  # what own tests need in the environment
     problem: str | None = None
     reason: Reason = "unresolvable"  # which kind of problem, where there is one
 

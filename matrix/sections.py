@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matrix import floors, markdown, reproduce, signs
+from matrix import floors, markdown, own_tests, reproduce, signs
 from matrix import table as tables
 from matrix.floors import Declaration, Floor
 from matrix.known_issues import KnownIssue
@@ -432,6 +432,8 @@ def _releases(cell: Cell) -> str:
 
 def _where(seen: Observation) -> str:
     parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
+    if seen.suite == own_tests.SUITE:
+        return parameters or "the whole test"
     return f"{seen.topology} of {seen.world_size} ranks{f' ({parameters})' if parameters else ''}"
 
 

@@ -170,7 +170,7 @@ class Environments:
             "file": _identity_of_wheel(torch.requirement),
             "deepspeed": leg.deepspeed,
             "source": _identity_of_checkout(leg.deepspeed),
-            "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ())),
+            "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ()), *leg.beside),
             "constraints": leg.constraints,
             "python": [leg.python, str(base.path) if base else None],
             "index": self.index.fingerprint(),
@@ -307,6 +307,10 @@ class Environments:
                 self._install_deepspeed(leg, base, installing, variables, directory, log, activity)
             except _Failure as failure:
                 raise _of_deepspeed(failure, leg, torch, log) from None
+        if leg.beside:
+            activity.say("installing what own tests need")
+            there = [leg.deepspeed] if leg.deepspeed and " @ " not in leg.deepspeed else []
+            uv(*installing, *there, *leg.beside)
         return source
 
     def _install_deepspeed(

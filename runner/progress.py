@@ -38,6 +38,12 @@ class Activity:
     def observed(self, count: int, planned: int) -> None:
         """How many observations there are."""
 
+    def stage(self, text: str) -> None:
+        """Which part of it has begun."""
+
+    def seen(self, suite: str, lane: str, outcome: str) -> None:
+        """One observation more."""
+
     def detail(self, text: str) -> None:
         """What only somebody who asked for it wants to read."""
         self._progress.detail(f"{self.name}: {text}")

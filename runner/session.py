@@ -20,12 +20,12 @@ from types import FrameType
 from matrix.plan import LegPlan, Plan
 from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
-from runner import project
+from runner import own_tests, project
 from runner.environments import Environments, Failed, Ready
 from runner.errors import UsageError
 from runner.leg import BUILD_LOG, LegResult, LegRun, SuiteOptions
 from runner.processes import Cancellation
-from runner.progress import Progress
+from runner.progress import Activity, Progress
 
 BUDGET = "the budget was used up"
 SIGNALS = {
@@ -133,6 +133,7 @@ class Session:
     environments: Environments
     options: SuiteOptions
     exclusions: Callable[[LegPlan], tuple[str, ...]]
+    own_tests: Callable[[LegPlan], tuple[str, ...]]  # the paths that a leg runs
     suite: Path
     directory: Path
     caller: Mapping[str, str]
@@ -195,17 +196,33 @@ class Session:
             if self._cancelled:
                 detail = f"{self._why_cancelled} before the suite began"
                 return legs.without_a_run(plan, "cancelled", None, detail, prepared.record, seconds=prepared.seconds)
-            run = LegRun(plan, prepared, self.options, self.exclusions(plan), self.suite, self._directory_of(plan))
             with self.progress.running(plan) as activity:
-                return run.run(self.environments.processes, self.caller, activity)
+                return self._measured(plan, prepared, activity)
         finally:
             prepared.release()
+
+    def _measured(self, plan: LegPlan, ready: Ready, activity: Activity) -> LegResult:
+        """The suite, and then the user's own tests, in the same environment."""
+        directory, processes, result = self._directory_of(plan), self.environments.processes, None
+        if self.options.built_in:
+            run = LegRun(plan, ready, self.options, self.exclusions(plan), self.suite, directory)
+            result = run.run(processes, self.caller, activity)
+        paths = self.own_tests(plan)
+        if not paths or self._cancelled or (result and result.leg.reason in own_tests.UNFIT):
+            assert result is not None
+            return result
+        tests = own_tests.OwnTestsRun(plan, ready, self.options, paths, self.suite, directory)
+        of_tests = tests.run(processes, self.caller, activity)
+        return own_tests.joined(result, of_tests) if result else of_tests
 
     def _tell(self, result: LegResult, prepared: Ready | Failed | None) -> None:
         leg = result.leg
         if leg.status == "completed":
             count = len(result.observations)
-            self.progress.note(f"{leg.id}: {count} observations in {leg.seconds.suite:.1f} s (torch {leg.torch_build})")
+            said = f"; {leg.detail}" if leg.detail else ""
+            self.progress.note(
+                f"{leg.id}: {count} observations in {leg.seconds.suite:.1f} s (torch {leg.torch_build}){said}"
+            )
             return
         reason = f" ({leg.reason})" if leg.reason else ""
         self.progress.note(f"{leg.id}: {leg.status}{reason}: {leg.detail}")
