@@ -31,6 +31,7 @@ RESULTS: tuple[Result, ...] = get_args(Result)
 
 # What says of itself that a value was not what it should be; anything else went wrong on the way there.
 _VERDICTS = ("AssertionError", "Failed", "assert")
+_SKIPPED = "skipped: "
 _WORST_FIRST: tuple[Outcome, ...] = ("died", "hang", "crash", "wrong", "pass", "unsupported")
 
 EXPECTED = KnownIssue(
@@ -124,7 +125,7 @@ def all_skipped(observations: Iterable[Observation]) -> bool:
 
 def why_skipped(observations: Sequence[Observation]) -> str:
     """One sentence for the leg."""
-    (reason, _), *others = Counter(seen.message or "skipped" for seen in observations).most_common()
+    (reason, _), *others = Counter(str(seen.message).removeprefix(_SKIPPED) for seen in observations).most_common()
     more = f", and {len(others)} other reason{'' if len(others) == 1 else 's'}" if others else ""
     return f"every own test was skipped ({len(observations)}): {reason}{more}"
 
@@ -151,7 +152,7 @@ def _observation(test: OwnTest, leg: str, lane: str, world_size: int) -> Observa
 
 def _message(test: OwnTest) -> str | None:
     if test.result == "skipped":
-        return f"skipped: {test.reason or 'without a reason'}"
+        return f"{_SKIPPED}{test.reason or 'no reason given'}"
     if test.result == "xpassed":
         return f"passed, although it is marked xfail{f': {test.reason}' if test.reason else ''}"
     if test.result == "passed":

@@ -59,6 +59,7 @@ class TestRecord(Record):
         self.tests: list[OwnTest] = []
         self.running: dict[tuple[str, str, str | None], OwnTest] = {}
         self.root: Path | None = None  # pytest's root directory, from which its document names files
+        self.left: str | None = None  # why pytest ended before the last test
         self.status: int | None = None  # pytest's own word
         self.imported: dict[str, str | None] = {}
 
@@ -76,6 +77,8 @@ class TestRecord(Record):
             test = msgspec.convert(content["test"], OwnTest)
             self.running.pop(test.key, None)
             self.tests.append(test)
+        elif "left" in content:
+            self.left = str(content["left"])
         elif "finished" in content:
             self.status = int(content["finished"]["status"])
             self.imported = dict(content["finished"]["imported"])
@@ -172,6 +175,8 @@ class OwnTestsRun(LegRun):
             return "cancelled", None, f"the own tests were ended from outside, by signal {ended.status - 128}, {count}"
         if record.status is None and record.process is None:
             return "environment-failed", "import", f"the own tests could not start: {last_words(log)}"
+        if record.status is None and record.running:
+            return "cancelled", None, f"{_end(ended)} {count}"
         if record.status is None or record.status == INTERNAL_ERROR:
             return "environment-failed", None, f"pytest ended with status {ended.status} {count}: {last_words(log)}"
         return self._judge_session(log, count)
@@ -186,7 +191,7 @@ class OwnTestsRun(LegRun):
                 return "environment-failed", None, nothing_collected(self.paths)
             return "environment-failed", "import", f"pytest could not start: {last_words(log)}"
         if len(self.record.tests) < self.record.planned:
-            return "cancelled", None, f"pytest was left {count}: {last_words(log)}"
+            return "cancelled", None, f"pytest was left {count}: {self.record.left or last_words(log)}"
         return "completed", None, None
 
     def _foreign(self) -> str | None:
@@ -231,12 +236,8 @@ class OwnTestsRun(LegRun):
             stack = _read(self.directory / STACKS)[-STACK_LIMIT:] or None
             said = f"had not ended when the {self.options.tests_limit:.0f} s for all own tests were over"
             return [msgspec.structs.replace(test, message=said, text=stack) for test in running]
-        if self.record.status is not None:
-            said = f"pytest was left while it ran: {last_words(self.directory / LOG)}"
-        elif ended.status > 128:
-            said = f"pytest was killed by {_signal(ended.status - 128)} while it ran"
-        else:
-            said = f"pytest exited with code {ended.status} while it ran"
+        left = f"pytest was left while it ran: {self.record.left or 'nothing said why'}"
+        said = left if self.record.status is not None else f"{_end(ended)} while it ran"
         text = _read(self.directory / LOG)[-STACK_LIMIT:] or None
         return [msgspec.structs.replace(test, result="died", message=said, text=text) for test in running]
 
@@ -333,8 +334,10 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _signal(number: int) -> str:
+def _end(ended: Ended) -> str:
+    if ended.status <= 128:
+        return f"pytest exited with code {ended.status}"
     try:
-        return signal.Signals(number).name
+        return f"pytest was killed by {signal.Signals(ended.status - 128).name}"
     except ValueError:
-        return f"signal {number}"
+        return f"pytest exited with code {ended.status}"

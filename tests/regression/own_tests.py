@@ -11,6 +11,7 @@ standard library, Python 3.8. LINES is a file of JSON objects, one a line:
     {"planned": 12}        how many tests there are
     {"began": {"file": "tests/sp/test_x.py", "name": "TestX::test_y", "variant": "2-4"}}
     {"test": {..., "result": "passed", ...}}     what became of one; a file that cannot be imported is one too
+    {"left": "Exit: ..."}  why pytest ends before its last test
     {"finished": {"status": 0, "imported": {"torch": "/.../torch/__init__.py"}}}
 
 STACKS is where every thread stands when the session is told to end.
@@ -102,6 +103,10 @@ class Watch:
             self._collected[report.nodeid] = True
             result = "skipped" if report.skipped else "error"
             self._write(report.nodeid, result, report, "collection", [report])
+
+    def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
+        """Also when a test says `pytest.exit`."""
+        self._record.write("left", "{}: {}".format(excinfo.typename, excinfo.value)[:OUTPUT_LIMIT])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._reports[nodeid] = []
