@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
+from matrix import signs
 from matrix.plan import LegPlan, Plan
 from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
@@ -143,6 +145,7 @@ class Session:
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
     def run(self, plan: Plan) -> Results:
+        self.progress.begin(plan.legs)
         finished = list(self._legs(plan.legs))
         return Results(
             generated_at=self.now().isoformat(timespec="seconds"),
@@ -179,7 +182,7 @@ class Session:
 
     def _leg(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
         result = self._result(plan, prepared)
-        self._tell(result, prepared)
+        self.progress.finished(plan, result.leg.status, list(_told(result, prepared)))
         return result
 
     def _result(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
@@ -215,21 +218,6 @@ class Session:
         of_tests = tests.run(processes, self.caller, activity)
         return own_tests.joined(result, of_tests) if result else of_tests
 
-    def _tell(self, result: LegResult, prepared: Ready | Failed | None) -> None:
-        leg = result.leg
-        if leg.status == "completed":
-            count = len(result.observations)
-            said = f"; {leg.detail}" if leg.detail else ""
-            self.progress.note(
-                f"{leg.id}: {count} observations in {leg.seconds.suite:.1f} s (torch {leg.torch_build}){said}"
-            )
-            return
-        reason = f" ({leg.reason})" if leg.reason else ""
-        self.progress.note(f"{leg.id}: {leg.status}{reason}: {leg.detail}")
-        if isinstance(prepared, Failed) and prepared.reason is not None:
-            for line in prepared.tail:
-                self.progress.note(f"    {line}")
-
     def _directory_of(self, plan: LegPlan) -> Path:
         directory = self.directory / "legs" / plan.id
         directory.mkdir(parents=True, exist_ok=True)
@@ -242,3 +230,21 @@ class Session:
     @property
     def _why_cancelled(self) -> str:
         return self.environments.processes.cancellation.reason or "cancelled"
+
+
+def _told(result: LegResult, prepared: Ready | Failed | None) -> Iterator[str]:
+    """What became of a leg, and of an environment that could not be had the end of its log."""
+    leg = result.leg
+    if leg.status == "completed":
+        seen = Counter[str](observation.outcome for observation in result.observations)
+        counts = ", ".join(f"{seen[outcome]} {outcome}" for outcome in reversed(signs.OUTCOMES) if seen[outcome])
+        also = "".join(f"; {part}" for part in (counts, leg.detail) if part)
+        yield (
+            f"{leg.id}: {len(result.observations)} observations in {leg.seconds.suite:.1f} s "
+            f"(torch {leg.torch_build}){also}"
+        )
+        return
+    reason = f" ({leg.reason})" if leg.reason else ""
+    yield f"{leg.id}: {leg.status}{reason}: {leg.detail}"
+    if isinstance(prepared, Failed) and prepared.reason is not None:
+        yield from (f"    {line}" for line in prepared.tail)
