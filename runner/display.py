@@ -46,20 +46,23 @@ class Row:
     doing: str = "waiting"
     state: str = ""
     lanes: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    count: int = 0
+    count: int = 0  # of the part that is running
     planned: int = 0
+    before: int = 0  # of the parts that have ended
     running_since: float | None = None
     seconds: float | None = None  # that a finished one was measured for
     status: Status | None = None
 
     @property
     def share(self) -> float:
-        """Of the observations that are planned, how many there are."""
-        return min(self.count / self.planned, 1.0) if self.planned else 0.0
+        """Of the observations that are planned as far as is known, how many there are."""
+        planned = self.before + self.planned
+        return min((self.before + self.count) / planned, 1.0) if planned else 0.0
 
-    def outcomes(self, suite: str | None = None) -> Counter[str]:
-        counters = (count for (_, of), count in self.lanes.items() if suite in (None, of))
-        return sum(counters, Counter())
+    def outcomes(self, suite: str | None = None, lane: str | None = None) -> Counter[str]:
+        """Of one suite or lane, or of all of them."""
+        found = (count for (of, by), count in self.lanes.items() if lane in (None, of) and suite in (None, by))
+        return sum(found, Counter())
 
 
 def left(rows: Sequence[Row], now: float) -> float | None:
@@ -211,7 +214,8 @@ class Display(Progress):
         rows = list(self._rows.values())
         if not rows:
             return []
-        chosen, before, after = _chosen(rows, max(height - 5, 1))
+        lanes = max(len(_lanes(row)) for row in rows)
+        chosen, before, after = _chosen(rows, max(height - 4 - lanes, 1))
         out = StringIO()
         console = Console(
             file=out,
@@ -265,8 +269,11 @@ class _Shown(Activity):
         self._display.count(self._row, suite, lane, outcome)
 
     def observed(self, count: int, planned: int) -> None:
-        if (count, planned) != (self._row.count, self._row.planned):
-            self._display.change(self._row, count=count, planned=planned)
+        row = self._row
+        if count < row.count:  # another part has begun
+            self._display.change(row, before=row.before + row.count, count=count, planned=planned)
+        elif (count, planned) != (row.count, row.planned):
+            self._display.change(row, count=count, planned=planned)
 
 
 # The table
@@ -293,27 +300,39 @@ def _table(rows: Sequence[Row], now: float, width: int) -> Table:
         table.add_column("outcomes", no_wrap=True, overflow="ellipsis")
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        cells = [_counts(row.outcomes(suite)) for suite in suites] if width >= WIDE else [_counts(row.outcomes())]
-        table.add_row(
-            _sign(row), Text(row.name, overflow="ellipsis"), *(cells if width >= NARROW else []), _state(row, now)
-        )
+        table.add_row(_sign(row), Text(row.name), *_cells(row, suites, width), _state(row, now))
+        for lane in _lanes(row):
+            table.add_row("", Text(f"  {signs.lane(lane)}", style="dim"), *_cells(row, suites, width, lane), "")
     return table
+
+
+def _lanes(row: Row) -> list[str]:
+    """Those of a leg that is being measured in several."""
+    lanes = list(dict.fromkeys(lane for lane, _ in row.lanes))
+    return lanes if row.doing == "running" and len(lanes) > 1 else []
+
+
+def _cells(row: Row, suites: Sequence[str], width: int, lane: str | None = None) -> list[Text]:
+    if width >= WIDE:
+        return [_counts(row.outcomes(suite, lane)) for suite in suites]
+    return [_counts(row.outcomes(lane=lane))] if width >= NARROW else []
 
 
 def _sign(row: Row) -> Text:
     if row.status is not None:
         sign = signs.STATUSES[row.status]
         return Text(sign.sign, style=sign.style)
-    return Text(
-        {"running": "▶", "building": "+"}.get(row.doing, "·"), style="bold" if row.doing != "waiting" else "dim"
-    )
+    if row.doing == "waiting":
+        return Text("·", style="dim")
+    return Text("▶" if row.doing == "running" else "+", style="bold")
 
 
 def _counts(outcomes: Counter[str]) -> Text:
-    """`✓ 120 ✗ 3`, what failed last."""
-    found = [(outcome, sign) for outcome, sign in reversed(signs.OUTCOMES.items()) if outcomes[outcome]]
-    ordered = sorted(found, key=lambda item: item[0] != "pass")
-    return Text(" ").join(Text(f"{sign.sign}{outcomes[outcome]}", style=sign.style) for outcome, sign in ordered)
+    """`✓120 –4 ✗3`, what is right first."""
+    found = [outcome for outcome in reversed(signs.OUTCOMES) if outcomes[outcome]]
+    found.sort(key=lambda outcome: outcome != "pass")
+    parts = (Text(f"{signs.OUTCOMES[one].sign}{outcomes[one]}", style=signs.OUTCOMES[one].style) for one in found)
+    return Text(" ").join(parts)
 
 
 def _state(row: Row, now: float) -> Text:
@@ -323,7 +342,7 @@ def _state(row: Row, now: float) -> Text:
     if row.doing != "running":
         return Text(markdown.one_line(f"{row.doing}{f': {row.state}' if row.state else ''}"))
     spent = duration(now - row.running_since) if row.running_since is not None else ""
-    number = f"{row.count} of {row.planned}" if row.planned else "starting"
+    number = f"{row.before + row.count} of {row.before + row.planned}" if row.planned else "starting"
     return Text(markdown.one_line(", ".join(filter(None, [number, spent, row.state]))))
 
 

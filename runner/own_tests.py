@@ -106,7 +106,7 @@ class OwnTestsRun(LegRun):
         log = self.directory / LOG
         for name in (LINES, STACKS, JUNIT, LOG):
             (self.directory / name).unlink(missing_ok=True)
-        activity.stage("own tests")
+        activity.stage("starting own tests")
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
         with left_clean():
             ended = processes.run(
@@ -157,6 +157,8 @@ class OwnTestsRun(LegRun):
             if test.result in ("failed", "error", "died"):
                 message = markdown.shorten(markdown.one_line(test.message or ""), 200)
                 activity.detail(f"{test.outcome} {own_tests.node_id(test.case, test.variant)}: {message}")
+        if running := next(reversed(self.record.running.values()), None):
+            activity.stage(own_tests.node_id(running.case, running.variant))
         activity.observed(len(self.record.tests), max(self.record.planned, len(self.record.tests)))
 
     def _judge(self, ended: Ended, processes: Processes, log: Path) -> tuple[Status, Reason | None, str | None]:
@@ -215,6 +217,8 @@ class OwnTestsRun(LegRun):
 
     def _observations(self, ended: Ended) -> list[Observation]:
         tests = [*self.record.tests, *self._unfinished(ended)]
+        if self.options.tests_workers:
+            tests.sort(key=lambda test: (test.file, test.name, test.variant or ""))  # they end in any order
         known = {test.key for test in tests}
         root = self.record.root or self.options.project
         tests += [
