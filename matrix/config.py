@@ -266,8 +266,9 @@ def _with_default_selection(config: Config, suite: Suite) -> Config:
         config = replace(config, suites=tuple(name for name in _embedded().suites if name in there))
     if "deepspeed" not in config.origins:
         about_it = [case for case in config.selected(suite) if case.suite in DEEPSPEED_SUITES]
-        lanes = {lane for case in about_it for lane in case.lanes} | set(own_tests.LANES if _runs_tests(config) else ())
-        needed = any(map(config.wants, lanes))
+        if _runs_tests(config):
+            about_it += filter(config.selects, map(own_tests.PathCase, config.tests))
+        needed = any(config.wants(lane) for case in about_it for lane in case.lanes)
         config = replace(config, deepspeed=_embedded().deepspeed if needed else (deepspeed_requests.NONE,))
     return config
 

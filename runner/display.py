@@ -290,8 +290,9 @@ def _chosen(rows: Sequence[Row], room: int) -> tuple[list[Row], int, int]:
 
 def _table(rows: Sequence[Row], now: float, width: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=width >= WIDE, header_style="dim")
-    table.add_column("", width=1)
-    table.add_column("leg", no_wrap=True, overflow="ellipsis", max_width=max(width // 3, 12), ratio=None)
+    name = min(max(len(row.name) for row in rows), max(width // 3, 12))
+    table.add_column("", min_width=1, no_wrap=True)
+    table.add_column("leg", min_width=name, max_width=name, no_wrap=True, overflow="ellipsis")
     suites = list(dict.fromkeys(suite for row in rows for _, suite in row.lanes))
     if width >= WIDE:
         for suite in suites:
@@ -301,7 +302,7 @@ def _table(rows: Sequence[Row], now: float, width: int) -> Table:
     table.add_column("", no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(_sign(row), Text(row.name), *_cells(row, suites, width), _state(row, now))
-        for lane in _lanes(row):
+        for lane in _lanes(row) if width >= NARROW else ():
             table.add_row("", Text(f"  {signs.lane(lane)}", style="dim"), *_cells(row, suites, width, lane), "")
     return table
 
@@ -342,7 +343,9 @@ def _state(row: Row, now: float) -> Text:
     if row.doing != "running":
         return Text(markdown.one_line(f"{row.doing}{f': {row.state}' if row.state else ''}"))
     spent = duration(now - row.running_since) if row.running_since is not None else ""
-    number = f"{row.before + row.count} of {row.before + row.planned}" if row.planned else "starting"
+    if not row.planned:
+        return Text(markdown.one_line(f"{row.state or 'starting'}, {spent}"))
+    number = f"{row.before + row.count} of {row.before + row.planned}"
     return Text(markdown.one_line(", ".join(filter(None, [number, spent, row.state]))))
 
 
