@@ -222,9 +222,9 @@ class LegRun:
         # A CPU lane measures the same on a machine with GPUs, and leaves them to whom they are lent.
         hidden = {} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
         path = os.pathsep.join(filter(None, [str(self.environment.python.parent), base.get("PATH")]))
-        return {**base, **self._fixed(), **hidden, "PATH": path, "TMPDIR": str(temporary), **passed}
+        return {**base, **self._fixed(temporary), **hidden, "PATH": path, "TMPDIR": str(temporary), **passed}
 
-    def _fixed(self) -> Mapping[str, str]:
+    def _fixed(self, temporary: Path) -> Mapping[str, str]:
         return FIXED
 
     def _watch(self, activity: Activity) -> bool:

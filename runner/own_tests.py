@@ -139,11 +139,13 @@ class OwnTestsRun(LegRun):
             *self.paths,
         ]
 
-    def _fixed(self) -> Mapping[str, str]:
+    def _fixed(self, temporary: Path) -> Mapping[str, str]:
         on_cpu = self.environment.found.deepspeed and self.plan.runner == "cpu"
         # DeepSpeed asks the machine how many ranks it may have, where nothing tells it.
         world = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(self.options.world_size)} if on_cpu else {}
-        return {**FIXED_FOR_TESTS, **world}
+        # Of a build that is cut short a lock stays, for which every later one would wait for ever.
+        builds = {"TORCH_EXTENSIONS_DIR": str(temporary / "torch_extensions")}
+        return {**FIXED_FOR_TESTS, **builds, **world}
 
     def _watch(self, activity: Activity) -> bool:
         self._take_in(activity)
