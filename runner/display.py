@@ -232,9 +232,10 @@ class Display(Progress):
         console.print(_table(chosen, now, width))
         if after:
             console.print(Text(f"… {after} more to come", style="dim"), no_wrap=True)
+        table = out.getvalue().splitlines()[: height - 1]
+        out.truncate(out.seek(0))
         console.print(Text(self._summary(rows, now), style="bold"), no_wrap=True, overflow="ellipsis")
-        styled = out.getvalue().splitlines()[:height]
-        return [(Text.from_ansi(line).plain, line) for line in styled]
+        return [(Text.from_ansi(line).plain, line) for line in (*table, *out.getvalue().splitlines())]
 
     def _summary(self, rows: Sequence[Row], now: float) -> str:
         done = sum(row.status is not None for row in rows)

@@ -161,12 +161,14 @@ class Folded(Progress):
 
     def finished(self, leg: LegPlan, status: Status, lines: Sequence[str]) -> None:
         with self._lock:
+            if leg.id in self._kept:  # it ends before its turn
+                self._close_group()
+                self._tell_kept(leg.id)
             self._close_group()
             for line in lines:
                 self._print(log_text.safe(line))
             if leg.id in self._waiting:
                 self._waiting.remove(leg.id)
-            self._kept.pop(leg.id, None)
             if self._waiting:
                 self._tell_kept(self._waiting[0])
 
