@@ -32,7 +32,7 @@ TICK = 1.0
 """Seconds until a clock is drawn anew where nothing else has changed."""
 SETTLED = 5.0
 """Seconds that a single leg is measured before they say anything about the rest."""
-WIDE = 100
+WIDE = 90
 """Columns from which on each suite has one of its own."""
 NARROW = 50
 """Columns below which outcomes are left out."""
