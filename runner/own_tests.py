@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ FIXED_FOR_TESTS = {
 }
 
 STACK_LIMIT = 8000
+LONG, LONG_SHARE = 60.0, 0.25
+"""A test that was cut off is said to hang after so many seconds, or this share of the limit; it may have begun late."""
 NOTHING_FOUND = "pytest finds no test in"
 INTERNAL_ERROR, USAGE_ERROR, NOTHING_COLLECTED = 3, 4, 5  # pytest's exit codes
 UNFIT: tuple[Reason, ...] = ("mismatch", "import", "machine")
@@ -58,6 +61,7 @@ class TestRecord(Record):
         self.planned = 0
         self.tests: list[OwnTest] = []
         self.running: dict[tuple[str, str, str | None], OwnTest] = {}
+        self.began: dict[tuple[str, str, str | None], float] = {}
         self.root: Path | None = None  # pytest's root directory, from which its document names files
         self.left: str | None = None  # why pytest ended before the last test
         self.status: int | None = None  # pytest's own word
@@ -73,6 +77,7 @@ class TestRecord(Record):
         elif "began" in content:
             began = msgspec.convert({**content["began"], "result": "hang"}, OwnTest)
             self.running[began.key] = began
+            self.began[began.key] = time.monotonic()
         elif "test" in content:
             test = msgspec.convert(content["test"], OwnTest)
             self.running.pop(test.key, None)
@@ -233,6 +238,14 @@ class OwnTestsRun(LegRun):
             world_size=self.options.world_size,
         )
 
+    @property
+    def _long_enough(self) -> float:
+        """Seconds that a test has to have been running to be called one that hangs."""
+        return min(LONG, self.options.tests_limit * LONG_SHARE)
+
+    def _ran(self, test: OwnTest) -> float:
+        return time.monotonic() - self.record.began[test.key]
+
     def _unfinished(self, ended: Ended) -> list[OwnTest]:
         """What ran when the session ended: it hung when the time was over, and took pytest with it otherwise."""
         if ended.by in ("cancellation", "watch") or (self.record.status is None and ended.status in KILLED[:1]):
@@ -241,7 +254,8 @@ class OwnTestsRun(LegRun):
         if ended.by == "time limit":
             stack = _read(self.directory / STACKS)[-STACK_LIMIT:] or None
             said = f"had not ended when the {self.options.tests_limit:.0f} s for all own tests were over"
-            return [msgspec.structs.replace(test, message=said, text=stack) for test in running]
+            hung = [test for test in running if self._ran(test) >= self._long_enough]
+            return [msgspec.structs.replace(test, message=said, text=stack) for test in hung]
         left = f"pytest was left while it ran: {self.record.left or 'nothing said why'}"
         said = left if self.record.status is not None else f"{_end(ended)} while it ran"
         text = _read(self.directory / LOG)[-STACK_LIMIT:] or None

@@ -179,7 +179,7 @@ def test_the_time_is_over(run: Run, project: Path, tmp_path: Path) -> None:
     )
     name = written(project, "slow/test_slow.py", body)
 
-    done = run("--tests", name, "--tests-limit", "15s")
+    done = run("--tests", name, "--tests-limit", "12s")
 
     assert done.returncode == 1, done.stderr
     assert outcomes(tmp_path) == {f"{name}::test_a": "pass", f"{name}::test_hangs": "hang"}
@@ -187,7 +187,7 @@ def test_the_time_is_over(run: Run, project: Path, tmp_path: Path) -> None:
     assert "in test_hangs" in hang["ranks"][0]["stack"]
     [leg] = results(tmp_path)["legs"]
     assert leg["status"] == "timed-out"
-    assert leg["detail"] == "15 s were over after 1 of 3 own tests; give them more by --tests-limit"
+    assert leg["detail"] == "12 s were over after 1 of 3 own tests; give them more by --tests-limit"
     assert running.processes_about(mark) == []
 
 
@@ -195,7 +195,6 @@ def test_the_time_is_over(run: Run, project: Path, tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "pytest was killed by SIGSEGV while it ran"),
-        ("import os; os._exit(0)", "pytest exited with code 0 while it ran"),
         ("import pytest; pytest.exit('hanged', returncode=1)", "pytest was left while it ran: Exit: hanged"),
     ],
 )
