@@ -45,6 +45,7 @@ FIXED_FOR_TESTS = {
 }
 
 STACK_LIMIT = 8000
+READ = 2**20
 LONG, LONG_SHARE = 60.0, 0.25
 """A test that was cut off is said to hang after so many seconds, or this share of the limit; it may have begun late."""
 NOTHING_FOUND = "pytest finds no test in"
@@ -348,8 +349,11 @@ def _result_of_junit(case: TestCase) -> tuple[Result, str | None, str | None]:
 
 
 def _read(path: Path) -> str:
+    """The end of a file, which tests may have filled without measure."""
     try:
-        return path.read_text("utf-8", "replace")
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - READ))
+            return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -211,9 +211,12 @@ class Session:
             run = LegRun(plan, ready, self.options, self.exclusions(plan), self.suite, directory)
             result = run.run(processes, self.caller, activity)
         paths = self.own_tests(plan)
-        if not paths or self._cancelled or (result and result.leg.reason in own_tests.UNFIT):
-            assert result is not None
+        if result and (not paths or self._cancelled or result.leg.reason in own_tests.UNFIT):
             return result
+        if not paths:
+            return legs.without_a_run(
+                plan, "cancelled", None, "the configuration has nothing to run here", ready.record
+            )
         tests = own_tests.OwnTestsRun(plan, ready, self.options, paths, self.suite, directory)
         of_tests = tests.run(processes, self.caller, activity)
         return own_tests.joined(result, of_tests) if result else of_tests
