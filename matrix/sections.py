@@ -162,10 +162,11 @@ def _alike_line(cells: Sequence[Cell]) -> str:
     seen = first.observation
     releases = _distinct(_releases(cell) for cell in cells)
     topologies = _distinct(cell.observation.topology for cell in cells)
+    where = "" if seen.suite == own_tests.SUITE else f": {text(_some(topologies))}"
     was = f" (was {signs.OUTCOMES[first.was.outcome]})" if first.was else ""
     return (
         f"- **{text(signs.outcome(seen))}**{was} {code(seen.name)} in {text(signs.lane(seen.lane))} "
-        f"on {text(_some(releases))}: {text(_some(topologies))}{_count(len(cells))}{_evidence(seen)}\n"
+        f"on {text(_some(releases))}{where}{_count(len(cells))}{_evidence(seen)}\n"
     )
 
 
@@ -433,7 +434,7 @@ def _releases(cell: Cell) -> str:
 def _where(seen: Observation) -> str:
     parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
     if seen.suite == own_tests.SUITE:
-        return parameters or "the whole test"
+        return f"its own groups{f' ({parameters})' if parameters else ''}"
     return f"{seen.topology} of {seen.world_size} ranks{f' ({parameters})' if parameters else ''}"
 
 
@@ -451,7 +452,9 @@ def _evidence(seen: Observation) -> str:
 
 
 def _ranks(seen: Observation) -> str:
-    """`crash: ranks 2, 3; pass: ranks 0, 1`."""
+    """`crash: ranks 2, 3; pass: ranks 0, 1`. The ranks of an own test are its own."""
+    if seen.suite == own_tests.SUITE:
+        return "pytest's process"
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for rank in seen.ranks:
         by_outcome[rank.outcome].append(rank.rank)
