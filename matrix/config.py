@@ -14,7 +14,9 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any, NoReturn, Protocol
 
-from matrix import config_file, deepspeed_requests, torch_requests
+from packaging.requirements import InvalidRequirement, Requirement
+
+from matrix import config_file, deepspeed_requests, own_tests, torch_requests
 from matrix.config_file import ENVIRONMENTS, FAIL_ON, RUNNER_CLASSES, WORLD_SIZE, WORLD_SIZES, nearest
 from matrix.config_file import ConfigError as ConfigError
 from matrix.requests import InvalidRequest
@@ -24,7 +26,7 @@ AUTO = "auto"
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 REPOSITORY = re.compile(r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*")
 USER_SUITE = "user"  # own losses
-TESTS_SUITE = "tests"  # own pytest paths
+TESTS_SUITE = own_tests.SUITE  # own pytest paths
 DEEPSPEED_SUITES = frozenset(("attention", "engine"))
 LOSS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 OPTIONS = {
@@ -36,6 +38,8 @@ OPTIONS = {
     "topologies": "--topology",
     "parameters": "--parameter",
     "losses": "--loss",
+    "tests": "--tests",
+    "tests-require": "--tests-require",
     "world-size": "--world-size",
     "environment": "--environment",
     "container": "--base-image",
@@ -120,6 +124,8 @@ class Config:
     exclude: tuple[Exclusion, ...]
     known_issues: str | None
     fail_on: str
+    tests_require: tuple[str, ...] = ()  # what own tests need in their environment
+    tests_workers: str | None = None  # processes that share them: a number, or auto
     cases: tuple[str, ...] = ()  # patterns; none means all
     parameters: tuple[tuple[str, str], ...] = ()
     thorough: bool = False
@@ -132,12 +138,21 @@ class Config:
 
     def selected(self, suite: Suite) -> list[Case]:
         """The cases of the suites and patterns, before exclusions."""
-        everything = [*suite.cases, *(suite.user_case(loss) for loss in self.losses)]
-        return [
-            case
-            for case in everything
-            if case.suite in self.suites and (not self.cases or any(matches(pattern, case) for pattern in self.cases))
-        ]
+        return [case for case in self.existing(suite) if case.suite in self.suites and self.selects(case)]
+
+    def selects(self, case: Case) -> bool:
+        """By its name alone."""
+        return not self.cases or any(matches(pattern, case) for pattern in self.cases)
+
+    def existing(self, suite: Suite) -> list[Case]:
+        """All cases that there are: the built-in ones, a row for each own loss, one for each path of own tests."""
+        own: list[Case] = [suite.user_case(loss) for loss in self.losses]
+        return [*suite.cases, *own, *(own_tests.PathCase(path) for path in self.tests)]
+
+    @property
+    def beside_tests(self) -> tuple[str, ...]:
+        """What own tests need in an environment, as an installer takes it."""
+        return (*self.tests_require, *(("pytest-xdist",) if self.tests_workers else ()))
 
     def wants(self, lane: str) -> bool:
         return self.lanes == (AUTO,) or lane in self.lanes
@@ -155,6 +170,9 @@ class Options:
     topologies: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    tests_require: tuple[str, ...] = ()
+    tests_workers: str | None = None
     exclude: tuple[str, ...] = ()
     world_size: int | None = None
     environment: str | None = None
@@ -257,6 +275,8 @@ def _with_default_selection(config: Config, suite: Suite) -> Config:
         config = replace(config, suites=tuple(name for name in _embedded().suites if name in there))
     if "deepspeed" not in config.origins:
         about_it = [case for case in config.selected(suite) if case.suite in DEEPSPEED_SUITES]
+        if _runs_tests(config):
+            about_it += filter(config.selects, map(own_tests.PathCase, config.tests))
         needed = any(config.wants(lane) for case in about_it for lane in case.lanes)
         config = replace(config, deepspeed=_embedded().deepspeed if needed else (deepspeed_requests.NONE,))
     return config
@@ -318,7 +338,7 @@ def _with_lanes_and_suites(config: Config, suite: Suite) -> Config:
             raise ConfigError(
                 f"{config.origin('losses', number)}: found {loss!r}; a loss is written package.module:function"
             )
-    existing = tuple(dict.fromkeys([*(case.suite for case in suite.cases), USER_SUITE]))
+    existing = tuple(dict.fromkeys([*(case.suite for case in suite.cases), USER_SUITE, TESTS_SUITE]))
     for number, word in enumerate(config.suites):
         if word not in existing:
             near = nearest(word, existing)
@@ -326,9 +346,7 @@ def _with_lanes_and_suites(config: Config, suite: Suite) -> Config:
                 f"{config.origin('suites', number)}: this version of sp-compat has no suite {word!r}; "
                 f"it has {', '.join(existing)}{near}"
             )
-    if config.tests and TESTS_SUITE not in existing:
-        where = config.origin("tests")
-        raise ConfigError(f"{where}: this version of sp-compat cannot run own tests; leave the list empty")
+    _check_tests(config)
     chosen = list(config.suites)
     if USER_SUITE in chosen and not config.losses:
         raise ConfigError(
@@ -337,9 +355,39 @@ def _with_lanes_and_suites(config: Config, suite: Suite) -> Config:
         )
     if config.losses and OPTIONS["suites"] not in config.origins.get("suites", ()) and USER_SUITE not in chosen:
         chosen.append(USER_SUITE)
+    if TESTS_SUITE in chosen and not config.tests:
+        raise ConfigError(
+            f"{config.origin('suites')}: the suite {TESTS_SUITE} runs own tests, and none are named; "
+            "add --tests PATH, or the key tests"
+        )
+    if _runs_tests(config) and TESTS_SUITE not in chosen:
+        chosen.append(TESTS_SUITE)
     if not chosen:
         raise ConfigError(f"{config.origin('suites')}: the list is empty; name at least one of {', '.join(existing)}")
     return replace(config, suites=tuple(dict.fromkeys(chosen)), lanes=tuple(dict.fromkeys(config.lanes)))
+
+
+def _runs_tests(config: Config) -> bool:
+    return bool(config.tests) and (
+        TESTS_SUITE in config.suites or OPTIONS["suites"] not in config.origins.get("suites", ())
+    )
+
+
+def _check_tests(config: Config) -> None:
+    for number, path in enumerate(config.tests):
+        if path.startswith("-") or "\0" in path:
+            raise ConfigError(
+                f"{config.origin('tests', number)}: found {path!r}; write the path of a file or a directory, "
+                "or a test as pytest names it, tests/test_x.py::test_y"
+            )
+    for number, text in enumerate(config.tests_require):
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            raise ConfigError(
+                f"{config.origin('tests-require', number)}: found {text!r}; "
+                "write a requirement as pip takes it, such as einops or 'pytest-timeout>=2'"
+            ) from None
 
 
 def _with_topologies(config: Config, suite: Suite) -> Config:
@@ -408,7 +456,7 @@ def _nearest_case(pattern: str, cases: Sequence[Case]) -> str:
 
 def _with_exclusions(config: Config, suite: Suite) -> Config:
     exclusions = tuple(_with_lane(exclusion, suite.lanes) for exclusion in config.exclude)
-    existing = [*suite.cases, *(suite.user_case(loss) for loss in config.losses)]
+    existing = config.existing(suite)
     for number, exclusion in enumerate(exclusions):
         where = config.origin("exclude", number)
         if exclusion.lane is not None and exclusion.lane not in suite.lanes:
@@ -419,7 +467,8 @@ def _with_exclusions(config: Config, suite: Suite) -> Config:
             except InvalidRequest as error:
                 raise ConfigError(f"{where}: {error}") from None
         # A file's exclusions have to fit what the file says, not each run that the command line makes of it.
-        narrowed = config.origin("losses") == OPTIONS["losses"] and where != OPTIONS["exclude"]
+        own = any(config.origin(key) == OPTIONS[key] for key in ("losses", "tests"))
+        narrowed = own and where != OPTIONS["exclude"]
         if not narrowed and not any(exclusion.excludes(case, lane) for case in existing for lane in case.lanes):
             near = _nearest_case(exclusion.case, existing)
             raise ConfigError(f"{where}: {exclusion.pattern!r} excludes no case that there is{near}")

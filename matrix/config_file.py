@@ -237,6 +237,7 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "suites": lambda value: value.texts("allowed is a list of suites"),
     "losses": lambda value: value.texts("allowed is a list of losses, each package.module:function"),
     "tests": lambda value: value.texts("allowed is a list of paths that pytest takes"),
+    "tests-require": lambda value: value.texts("allowed is a list of requirements, such as einops"),
     "environment": lambda value: value.text(value.node, f"allowed are {', '.join(ENVIRONMENTS)}"),
     "container": _container,
     "runners": _runners,

@@ -37,6 +37,7 @@ class LegPlan:
     python: str | None  # "3.11": what the leg's environment is made with
     constraints: tuple[str, ...] = ()  # what this torch needs beside it, e.g. "numpy<2"
     cuda: str | None = None  # "12.6": the build to install, where the machine cannot run the release's newest
+    beside: tuple[str, ...] = ()  # what own tests need in the environment
     problem: str | None = None
     reason: Reason = "unresolvable"  # which kind of problem, where there is one
 

@@ -30,6 +30,7 @@ class PlannedLeg(msgspec.Struct, frozen=True, kw_only=True):
     deepspeed: str | None
     python: str | None
     constraints: list[str]
+    beside: list[str] = []
     runner: Literal["cpu", "nccl"]
     runs_on: str | list[str] | dict[str, Any]
     lanes: list[str]
@@ -79,6 +80,7 @@ def _planned(leg: LegPlan, config: Config, ready: bool) -> PlannedLeg:
         deepspeed=leg.deepspeed,
         python=leg.python,
         constraints=list(leg.constraints),
+        beside=list(leg.beside),
         runner=leg.runner,
         runs_on=config.runners.get(leg.runner, RunsOn()).value,
         lanes=list(leg.lanes),
@@ -103,6 +105,7 @@ def _leg(planned: PlannedLeg) -> LegPlan:
         deepspeed=planned.deepspeed,
         python=planned.python,
         constraints=tuple(planned.constraints),
+        beside=tuple(planned.beside),
         problem=planned.problem,
         reason=planned.reason,
     )

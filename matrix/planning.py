@@ -15,7 +15,7 @@ from typing import Literal
 
 from packaging.version import Version
 
-from matrix import deepspeed_releases, deepspeed_requests, gpu_builds, releases, torch_requests
+from matrix import deepspeed_releases, deepspeed_requests, gpu_builds, own_tests, releases, torch_requests
 from matrix.config import AUTO, OPTIONS, Case, Config, NothingLeft, Suite
 from matrix.config_file import ConfigError, nearest
 from matrix.deepspeed_requests import NONE, CommitOf, LocateCheckout, Sources
@@ -106,6 +106,20 @@ def make_plan(
 def exclusions_of(leg: LegPlan, config: Config) -> tuple[str, ...]:
     """The patterns of what this leg leaves out, as the suite's option takes them."""
     return tuple(exclusion.pattern for exclusion in config.exclude if _concerns(exclusion.torch, leg.torch))
+
+
+def own_tests_of(leg: LegPlan, config: Config) -> tuple[str, ...]:
+    """The paths of own tests that this leg runs, once: in the lane whose collectives are what they seem."""
+    lane = own_lane(leg)
+    if own_tests.SUITE not in config.suites or lane not in leg.lanes:
+        return ()
+    exclusions = [exclusion for exclusion in config.exclude if _concerns(exclusion.torch, leg.torch)]
+    paths = [case for case in map(own_tests.PathCase, config.tests) if config.selects(case)]
+    return tuple(path.name for path in paths if not any(exclusion.excludes(path, lane) for exclusion in exclusions))
+
+
+def own_lane(leg: LegPlan) -> str:
+    return GPU_LANE if leg.runner == "nccl" else "gloo"
 
 
 def placed_here(leg: LegPlan, config: Config, machine: Machine) -> LegPlan:
@@ -231,7 +245,10 @@ def _with_lanes(leg: LegPlan, config: Config, suite: Suite, machine: Machine, ta
     cases = config.selected(suite)
     of_class = [lane for lane in suite.lanes if (lane == GPU_LANE) == (leg.runner == "nccl") and config.wants(lane)]
     lanes = tuple(lane for lane in of_class if any(left(case, lane) for case in cases))
-    return _on_gpus(replace(leg, lanes=lanes), config, machine, table)
+    leg = replace(leg, lanes=lanes)
+    if own_tests_of(leg, config):
+        leg = replace(leg, beside=config.beside_tests)
+    return _on_gpus(leg, config, machine, table)
 
 
 def _on_gpus(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable) -> LegPlan:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from packaging.version import Version
 
-from matrix import deepspeed_releases, releases
+from matrix import deepspeed_releases, own_tests, releases
 from matrix.known_issues import NONE, KnownIssue, versions
 from matrix.results import Leg, Observation
 
@@ -18,6 +18,9 @@ Value = bool | int | float | str | None
 def command(observation: Observation, leg: Leg) -> str:
     """A line for a POSIX shell. Names come from users' files and branches, so every word is quoted."""
     words = ["sp-compat", "run", *_environment(leg), "--lane", observation.lane, "--suite", observation.suite]
+    if observation.suite == own_tests.SUITE:
+        named = own_tests.node_id(observation.case, observation.parameters.get(own_tests.VARIANT))
+        return shlex.join([*words, "--tests", named, "--world-size", str(observation.world_size)])
     words += ["--loss" if observation.suite == "user" else "--case", observation.case]
     words += ["--topology", observation.topology, "--world-size", str(observation.world_size)]
     for key, value in observation.parameters.items():

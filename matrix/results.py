@@ -57,6 +57,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     attempts: int = 1
     known_issue: str | None = None
+    expected: str | None = None  # why the failure is meant, by the test's own word (xfail)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matrix import emulation as emulations
-from matrix import floors, markdown, reproduce, signs, wording
+from matrix import floors, markdown, own_tests, reproduce, signs, wording
 from matrix import table as tables
 from matrix.emulation import Pair
 from matrix.floors import Floor
@@ -177,10 +177,11 @@ def _alike_line(cells: Sequence[Cell]) -> str:
     seen = first.observation
     releases = wording.distinct(wording.releases(cell) for cell in cells)
     topologies = wording.distinct(cell.observation.topology for cell in cells)
+    where = "" if seen.suite == own_tests.SUITE else f": {text(wording.some(topologies))}"
     was = f" (was {signs.OUTCOMES[first.was.outcome]})" if first.was else ""
     return (
         f"- **{text(signs.outcome(seen))}**{was} {code(seen.name)} in {text(signs.lane(seen.lane))} "
-        f"on {text(wording.some(releases))}: {text(wording.some(topologies))}{_count(len(cells))}{_evidence(seen)}\n"
+        f"on {text(wording.some(releases))}{where}{_count(len(cells))}{_evidence(seen)}\n"
     )
 
 
@@ -423,7 +424,9 @@ def _evidence(seen: Observation) -> str:
 
 
 def _ranks(seen: Observation) -> str:
-    """`crash: ranks 2, 3; pass: ranks 0, 1`."""
+    """`crash: ranks 2, 3; pass: ranks 0, 1`. The ranks of an own test are its own."""
+    if seen.suite == own_tests.SUITE:
+        return "pytest's process"
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for rank in seen.ranks:
         by_outcome[rank.outcome].append(rank.rank)

@@ -36,6 +36,9 @@ OUTCOMES: dict[str, Sign] = {
 SEVERITY: dict[str, int] = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 """0 is the worst."""
 
+# A test of the user's own that asked not to be run; its outcome is `unsupported`.
+SKIPPED = Sign("–", "skipped", "The test asked not to be run here.", "dim")
+
 NOT_MEASURED = Sign("?", "no result", "Nothing was observed here.", "dim")
 
 # A rank that was stopped, or whose peer went away, after the first failure: evidence, not an outcome of the cell.
@@ -65,9 +68,14 @@ def lane(name: str) -> str:
     return f"{name} (emulated)" if name in _EMULATED_LANES else name
 
 
+def of(observation: Observation) -> Sign:
+    skipped = observation.suite == "tests" and observation.outcome == "unsupported"
+    return SKIPPED if skipped else OUTCOMES[observation.outcome]
+
+
 def outcome(observation: Observation) -> str:
     """Sign and word, with the factor of a `scaled` observation."""
-    sign = OUTCOMES[observation.outcome]
+    sign = of(observation)
     factor = f" ×{observation.factor:.4g}" if observation.outcome == "scaled" and observation.factor is not None else ""
     return f"{sign.sign} {sign.word}{factor}{', flaky' if observation.flaky else ''}"
 

@@ -113,7 +113,7 @@ class Entry:
         # The factor where all scaled cells agree on one.
         factor = f" ×{self.factors[0]:.4g}" if self.outcome == "scaled" and len(self.factors) == 1 else ""
         note = f" ({', '.join(notes)})" if notes else ""
-        return f"{signs.OUTCOMES[self.outcome]}{factor}{note}"
+        return f"{signs.of(self._worst.observation)}{factor}{note}"
 
 
 # What somebody has to look at first.

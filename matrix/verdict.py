@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from matrix import signs
+from matrix import own_tests, signs
 from matrix.conventions import hold_to_one_convention
 from matrix.known_issues import KnownIssue, KnownIssues, release, versions
 from matrix.results import FAILURES, Leg, Observation, Results, Source
@@ -181,7 +181,10 @@ def judge(results: Results, known_issues: KnownIssues, baseline: Results | None,
     return Verdict(
         results=_with_known_issues(results, cells),
         cells=cells,
-        legs=tuple(_judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id)) for leg in results.legs),
+        legs=tuple(
+            _judge_leg(leg, known_issues.explain_leg(leg), before.get(leg.id), own_tests.all_skipped(by_leg[leg.id]))
+            for leg in results.legs
+        ),
         fail_on=fail_on,
         baseline=baseline.source if baseline else None,
         gone=tuple(entry for entry in known_issues.entries if entry.id in looked_for - shown),
@@ -234,6 +237,8 @@ def _judge_cell(
         standing = "not a failure"
     elif not failing:
         standing = "fixed" if failed else "passed"
+    elif observation.expected is not None:
+        standing, issue = "by design", own_tests.EXPECTED
     elif issue and not _was_right_on_the_same_releases(was, leg, leg_was):
         standing = "by design" if issue.by_design else "known failure"
     else:
@@ -247,10 +252,12 @@ def _was_right_on_the_same_releases(was: Observation | None, leg: Leg, leg_was: 
     return was is not None and was.outcome == "pass" and leg_was is not None and versions(leg) == versions(leg_was)
 
 
-def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None) -> JudgedLeg:
+def _judge_leg(leg: Leg, issue: KnownIssue | None, was: Leg | None, skipped: bool) -> JudgedLeg:
     failed_before = was is not None and _at_fault(was)
     standing: LegStanding
-    if leg.status == "completed":
+    if leg.status == "completed" and skipped:
+        standing = "no result"  # own tests that were all skipped say nothing
+    elif leg.status == "completed":
         standing = "fixed" if failed_before else "completed"
     elif not _at_fault(leg):
         standing = "no result"

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from matrix import floors
+from matrix import floors, own_tests
 from matrix.floors import Declaration, Floor
 from matrix.results import Leg, Observation
 from matrix.table import deepspeed_label, torch_label
@@ -54,6 +54,8 @@ def releases(cell: Cell) -> str:
 
 def where(seen: Observation) -> str:
     parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
+    if seen.suite == own_tests.SUITE:
+        return f"its own groups{f' ({parameters})' if parameters else ''}"
     return f"{seen.topology} of {seen.world_size} ranks{f' ({parameters})' if parameters else ''}"
 
 

@@ -45,6 +45,7 @@ examples:
   sp-compat run --torch 2.6 --deepspeed auto --deepspeed 0.17.6 --deepspeed path:../DeepSpeed
   sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
   sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
+  sp-compat run --suite tests --tests tests/sp --tests-require einops
   sp-compat run --environment current --python /opt/conda/bin/python
   sp-compat run --environment container --torch 2.2.2 --registry ghcr.io/owner/sp-compat
 """,
@@ -279,10 +280,24 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     several("--torch", "RELEASE", "2.2, 2.2.2, '>=2.1,<2.4', latest, nightly, 2.4.0+cu121 or the path of a wheel")
     several("--deepspeed", "RELEASE", "auto, none, 0.17, 0.17.6, '>=0.16,<0.18', latest, a directory or a git URL")
     several("--lane", "LANE", "gloo, nccl-path (emulated) or nccl")
-    several("--suite", "SUITE", "collectives, loss, attention, engine or user")
+    several("--suite", "SUITE", "collectives, loss, attention, engine, user or tests")
     several("--case", "PATTERN", "cases by name, all_* or loss/all_*")
     several("--topology", "NAME", "sp4, sp2-contiguous, sp2-strided, sp2-offset or groups of ranks, 0,3/1,2")
     several("--loss", "MODULE:FUNCTION", "a loss of your own, imported from the current directory; adds the suite user")
+    several(
+        "--tests",
+        "PATH",
+        "tests of your own, run by pytest in every environment: a directory, a file, tests/test_x.py::test_y; adds the "
+        "suite tests",
+    )
+    several("--tests-require", "REQUIREMENT", "what they need beside torch and DeepSpeed, as pip takes it")
+    group.add_argument(
+        "-n",
+        "--tests-workers",
+        type=workers,
+        metavar="N",
+        help="processes that share your own tests, or auto; installs pytest-xdist in the environments",
+    )
     several("--parameter", "KEY=VALUE", "a variant of the cases, such as dtype=bfloat16")
     several("--exclude", "PATTERN", "cases to leave out, loss/* or gloo:collectives/all_to_all")
     group.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
@@ -380,6 +395,13 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         metavar="SECONDS",
         help="until a case counts as a hang (default: 10)",
+    )
+    group.add_argument(
+        "--tests-limit",
+        type=duration,
+        default=600.0,
+        metavar="TIME",
+        help="for your own tests in each environment, all together (default: 10m)",
     )
     group.add_argument(
         "--pass-env",
@@ -554,6 +576,12 @@ def positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"found {text!r}; write a number of seconds greater than 0")
     return number
+
+
+def workers(text: str) -> str:
+    if not re.fullmatch(r"auto|[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of processes, such as 4, or auto")
+    return text
 
 
 def number(text: str) -> int:

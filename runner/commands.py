@@ -52,6 +52,7 @@ from runner import (
     image_store,
     interpreters,
     nvidia_smi,
+    own_tests,
     package_index,
     results_files,
     suite,
@@ -137,6 +138,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
                 environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
                 options=_suite_options(arguments, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
+                own_tests=lambda leg: planning.own_tests_of(leg, config),
                 suite=suite.suite_directory(),
                 directory=directory,
                 caller=caller,
@@ -151,6 +153,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
             _show(judged, directory, arguments.json)
             sys.stdout.flush()
             arguments.concluded(judged, directory)
+    own_tests.check_found(results)
     return judged.exit_code if interruption.exit_code is None else interruption.exit_code
 
 
@@ -224,6 +227,7 @@ def _config(arguments: argparse.Namespace, description: SuiteDescription) -> Con
         raise UsageError(
             "--python names the interpreter that --environment current measures; add that, or leave it out"
         )
+    own_tests.check_paths(config)
     return config
 
 
@@ -241,7 +245,11 @@ def read_config(arguments: argparse.Namespace, description: SuiteDescription) ->
     if config.known_issues and config.known_issues != known_issues.NONE:
         # A path in a file is one from where the file is.
         config = replace(config, known_issues=str(path.parent / config.known_issues))
-    return replace(config, deepspeed=tuple(_from(path.parent, text) for text in config.deepspeed))
+    return replace(
+        config,
+        deepspeed=tuple(_from(path.parent, text) for text in config.deepspeed),
+        tests=tuple(str(path.parent / text) for text in config.tests),
+    )
 
 
 def _from(directory: Path, deepspeed: str) -> str:
@@ -262,6 +270,9 @@ def _options(arguments: argparse.Namespace) -> Options:
         topologies=tuple(arguments.topology),
         parameters=tuple(arguments.parameter),
         losses=tuple(arguments.loss),
+        tests=tuple(arguments.tests),
+        tests_require=tuple(arguments.tests_require),
+        tests_workers=arguments.tests_workers,
         exclude=tuple(arguments.exclude),
         world_size=arguments.world_size,
         environment=arguments.environment,
@@ -288,6 +299,8 @@ def _suite_options(arguments: argparse.Namespace, config: Config) -> SuiteOption
         thorough=config.thorough,
         case_limit=arguments.case_limit,
         pass_on=tuple(arguments.pass_env),
+        tests_limit=arguments.tests_limit,
+        tests_workers=config.tests_workers,
     )
 
 

@@ -290,6 +290,10 @@ class Environments:
                 self._install_deepspeed(leg, base, installing, variables, directory, log, activity)
             except CannotPrepare as failure:
                 raise of_deepspeed(failure, leg, torch, log) from None
+        if leg.beside:
+            activity.say("installing what own tests need")
+            there = [leg.deepspeed] if leg.deepspeed and " @ " not in leg.deepspeed else []
+            uv(*installing, *there, *leg.beside)
         return source
 
     def _install_deepspeed(
@@ -481,7 +485,7 @@ def key_of(leg: LegPlan, index: IndexSettings, now: datetime, made_with: Mapping
         "file": _identity_of_wheel(torch.requirement),
         "deepspeed": leg.deepspeed,
         "source": _identity_of_checkout(leg.deepspeed),
-        "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ())),
+        "beside": (*BESIDE_TORCH, *(BESIDE_DEEPSPEED if leg.deepspeed else ()), *leg.beside),
         "constraints": leg.constraints,
         "index": index.fingerprint(),
         "runner": leg.runner,

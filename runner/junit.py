@@ -64,6 +64,6 @@ def _name(seen: Observation) -> str:
 def _evidence(cell: Cell) -> str:
     """Of the first rank that failed by itself, behind the command that shows it again."""
     seen = cell.observation
-    first = next((rank for rank in seen.ranks if rank.rank == seen.first_rank), None)
+    first = next((rank for rank in seen.ranks if seen.first_rank in (rank.rank, None)), None)
     told = (first.traceback or first.stack or first.message or "") if first else (seen.message or "")
     return markdown.plain(f"{reproduce.command(seen, cell.leg)}\n\n{markdown.shorten(told, EVIDENCE)}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from matrix import lost_legs, markdown
+from matrix import lost_legs, markdown, own_tests
 from matrix.plan import LegPlan
 from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
 from runner.containers import SuiteContainer
@@ -66,11 +66,18 @@ class SuiteOptions:
     thorough: bool = False
     case_limit: float = 10.0
     pass_on: tuple[str, ...] = ()  # names of the caller's variables
+    tests_limit: float = 600.0  # seconds for own tests, all together
+    tests_workers: str | None = None
+
+    @property
+    def built_in(self) -> tuple[str, ...]:
+        """The suites that lie beside the program."""
+        return tuple(suite for suite in self.suites if suite != own_tests.SUITE)
 
     def arguments(self, lanes: Sequence[str], exclude: Sequence[str], observations: Path) -> list[str]:
         return [
             *(f"--sp-lane={lane}" for lane in lanes),
-            *(f"--sp-suite={suite}" for suite in self.suites),
+            *(f"--sp-suite={suite}" for suite in self.built_in),
             *(f"--sp-case={case}" for case in self.cases),
             *(f"--sp-topology={topology}" for topology in self.topologies),
             *(f"--sp-parameter={key}={value}" for key, value in self.parameters),
@@ -128,18 +135,20 @@ class Record:
     def _take(self, line: bytes) -> None:
         try:
             # Python's own reader: a message of the user's may hold half of a surrogate pair, which no strict one takes.
-            content: dict[str, Any] = json.loads(line)
-            if "process" in content:
-                self.process = msgspec.convert(content["process"], Process)
-            elif "observation" in content:
-                whole = _printable({**content["observation"], "leg": self._leg, "known_issue": None})
-                self.observations.append(msgspec.convert(whole, Observation))
-            elif "machine" in content:
-                self.machine = str(content["machine"]["sentence"])
-            elif "finished" in content:
-                self.finished = True
+            self._accept(_printable(json.loads(line)))
         except (ValueError, TypeError, AttributeError) as error:
             self.unreadable = self.unreadable or f"line that is no observation ({error}): {line[:200]!r}"
+
+    def _accept(self, content: dict[str, Any]) -> None:
+        if "process" in content:
+            self.process = msgspec.convert(content["process"], Process)
+        elif "observation" in content:
+            whole = {**content["observation"], "leg": self._leg, "known_issue": None}
+            self.observations.append(msgspec.convert(whole, Observation))
+        elif "machine" in content:
+            self.machine = str(content["machine"]["sentence"])
+        elif "finished" in content:
+            self.finished = True
 
 
 def _printable(value: Any) -> Any:
@@ -187,7 +196,7 @@ class LegRun:
         for file in (observations, log):
             file.unlink(missing_ok=True)  # of an earlier run into the same directory: the suite appends
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
-        with _shared_memory_left_clean():
+        with left_clean():
             if self.environment.container is None:
                 ended = self._run_here(processes, caller, temporary, log, activity)
             else:
@@ -243,7 +252,10 @@ class LegRun:
         # A CPU lane measures the same on a machine with GPUs, and leaves them to whom they are lent.
         hidden = {} if on_gpus else {"CUDA_VISIBLE_DEVICES": ""}
         path = os.pathsep.join(filter(None, [str(self.environment.python.parent), base.get("PATH")]))
-        return {**base, **FIXED, **hidden, "PATH": path, "TMPDIR": str(temporary), **passed}
+        return {**base, **self._fixed(temporary), **hidden, "PATH": path, "TMPDIR": str(temporary), **passed}
+
+    def _fixed(self, temporary: Path) -> Mapping[str, str]:
+        return FIXED
 
     def _watch(self, activity: Activity) -> bool:
         """Whether the suite has to be stopped."""
@@ -261,6 +273,7 @@ class LegRun:
         if self.record.read():
             self._last_word = time.monotonic()
         for observation in self.record.observations[known:]:
+            activity.seen(observation.suite, observation.lane, observation.outcome)
             if observation.outcome in FAILURES:
                 activity.detail(_described(observation))
 
@@ -307,10 +320,10 @@ class LegRun:
         if ended.status in KILLED:
             return "cancelled", None, f"the suite was ended from outside, by signal {ended.status - 128}, {so_far}"
         if self.record.process is None:
-            return "environment-failed", "import", f"the suite could not start: {_last_words(log)}"
+            return "environment-failed", "import", f"the suite could not start: {last_words(log)}"
         if ended.status == INTERRUPTED:
             return "cancelled", None, f"the suite was interrupted from outside {so_far}"
-        return "environment-failed", None, f"the suite ended with status {ended.status} {so_far}: {_last_words(log)}"
+        return "environment-failed", None, f"the suite ended with status {ended.status} {so_far}: {last_words(log)}"
 
     def _leg(self, status: Status, reason: Reason | None, detail: str | None, seconds: float) -> Leg:
         process = self.record.process
@@ -370,14 +383,14 @@ def this_host() -> Host:
     return Host(cpus=len(os.sched_getaffinity(0)))
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """The end of the log, as far as one line can hold it."""
     words = " / ".join(line.strip() for line in tail(log, 6) if line.strip())
     return words[-600:] or "it said nothing"
 
 
 @contextlib.contextmanager
-def _shared_memory_left_clean() -> Iterator[None]:
+def left_clean() -> Iterator[None]:
     """Remove what the leg's processes left in /dev/shm: new since it began, ours, and of processes that are gone."""
     before = _shared_memory_files()
     try:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,16 +18,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
+from matrix import signs
 from matrix.plan import LegPlan, Plan
 from matrix.results import EnvironmentRecord, Results, Tool
 from runner import leg as legs
-from runner import project
+from runner import own_tests, project
 from runner.containers import Containers
 from runner.environments import Environments, Failed, Ready
 from runner.errors import UsageError
 from runner.leg import BUILD_LOG, LegResult, LegRun, SuiteOptions
 from runner.processes import Cancellation
-from runner.progress import Progress
+from runner.progress import Activity, Progress
 
 BUDGET = "the budget was used up"
 SIGNALS = {
@@ -134,6 +136,7 @@ class Session:
     environments: Environments | Containers
     options: SuiteOptions
     exclusions: Callable[[LegPlan], tuple[str, ...]]
+    own_tests: Callable[[LegPlan], tuple[str, ...]]  # the paths that a leg runs
     suite: Path
     directory: Path
     caller: Mapping[str, str]
@@ -143,6 +146,7 @@ class Session:
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 
     def run(self, plan: Plan) -> Results:
+        self.progress.begin(plan.legs)
         finished = list(self._legs(plan.legs))
         return Results(
             generated_at=self.now().isoformat(timespec="seconds"),
@@ -179,7 +183,7 @@ class Session:
 
     def _leg(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
         result = self._result(plan, prepared)
-        self._tell(result, prepared)
+        self.progress.finished(plan, result.leg.status, list(_told(result, prepared)))
         return result
 
     def _result(self, plan: LegPlan, prepared: Ready | Failed | None) -> LegResult:
@@ -196,23 +200,27 @@ class Session:
             if self._cancelled:
                 detail = f"{self._why_cancelled} before the suite began"
                 return legs.without_a_run(plan, "cancelled", None, detail, prepared.record, seconds=prepared.seconds)
-            run = LegRun(plan, prepared, self.options, self.exclusions(plan), self.suite, self._directory_of(plan))
             with self.progress.running(plan) as activity:
-                return run.run(self.environments.processes, self.caller, activity)
+                return self._measured(plan, prepared, activity)
         finally:
             prepared.release()
 
-    def _tell(self, result: LegResult, prepared: Ready | Failed | None) -> None:
-        leg = result.leg
-        if leg.status == "completed":
-            count = len(result.observations)
-            self.progress.note(f"{leg.id}: {count} observations in {leg.seconds.suite:.1f} s (torch {leg.torch_build})")
-            return
-        reason = f" ({leg.reason})" if leg.reason else ""
-        self.progress.note(f"{leg.id}: {leg.status}{reason}: {leg.detail}")
-        if isinstance(prepared, Failed) and prepared.reason is not None:
-            for line in prepared.tail:
-                self.progress.note(f"    {line}")
+    def _measured(self, plan: LegPlan, ready: Ready, activity: Activity) -> LegResult:
+        """The suite, and then the user's own tests, in the same environment."""
+        directory, processes, result = self._directory_of(plan), self.environments.processes, None
+        if self.options.built_in:
+            run = LegRun(plan, ready, self.options, self.exclusions(plan), self.suite, directory)
+            result = run.run(processes, self.caller, activity)
+        paths = self.own_tests(plan)
+        if result and (not paths or self._cancelled or result.leg.reason in own_tests.UNFIT):
+            return result
+        if not paths:
+            return legs.without_a_run(
+                plan, "cancelled", None, "the configuration has nothing to run here", ready.record
+            )
+        tests = own_tests.OwnTestsRun(plan, ready, self.options, paths, self.suite, directory)
+        of_tests = tests.run(processes, self.caller, activity)
+        return own_tests.joined(result, of_tests) if result else of_tests
 
     def _directory_of(self, plan: LegPlan) -> Path:
         directory = self.directory / "legs" / plan.id
@@ -226,3 +234,21 @@ class Session:
     @property
     def _why_cancelled(self) -> str:
         return self.environments.processes.cancellation.reason or "cancelled"
+
+
+def _told(result: LegResult, prepared: Ready | Failed | None) -> Iterator[str]:
+    """What became of a leg, and of an environment that could not be had the end of its log."""
+    leg = result.leg
+    if leg.status == "completed":
+        seen = Counter[str](observation.outcome for observation in result.observations)
+        counts = ", ".join(f"{seen[outcome]} {outcome}" for outcome in reversed(signs.OUTCOMES) if seen[outcome])
+        also = "".join(f"; {part}" for part in (counts, leg.detail) if part)
+        yield (
+            f"{leg.id}: {len(result.observations)} observations in {leg.seconds.suite:.1f} s "
+            f"(torch {leg.torch_build}){also}"
+        )
+        return
+    reason = f" ({leg.reason})" if leg.reason else ""
+    yield f"{leg.id}: {leg.status}{reason}: {leg.detail}"
+    if isinstance(prepared, Failed) and prepared.reason is not None:
+        yield from (f"    {line}" for line in prepared.tail)

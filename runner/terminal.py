@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from matrix import emulation, markdown, reproduce, signs
+from matrix import emulation, markdown, own_tests, reproduce, signs
 from matrix import table as tables
 from matrix.known_issues import KnownIssue
 from matrix.log_text import safe
@@ -89,7 +89,7 @@ def _entry(table: Table, row: Row, column: Column) -> Text:
 
 def _legs(verdict: Verdict) -> Iterator[Text]:
     for judged in verdict.legs:
-        if judged.leg.status != "completed":
+        if judged.leg.status != "completed" or judged.standing == "no result":
             yield _leg(judged)
 
 
@@ -174,9 +174,10 @@ def _what(cell: Cell) -> str:
     parameters = ", ".join(f"{key}={value}" for key, value in seen.parameters.items())
     deepspeed = tables.deepspeed_label(cell.leg)
     with_deepspeed = "" if deepspeed == "none" else f" with DeepSpeed {deepspeed}"
+    topology = "" if seen.suite == own_tests.SUITE else f", {seen.topology}"
     return (
         f"{signs.outcome(seen)} {seen.name} on torch {tables.torch_label(cell.leg)}{with_deepspeed}, "
-        f"{signs.lane(seen.lane)}, {seen.topology}{f', {parameters}' if parameters else ''}"
+        f"{signs.lane(seen.lane)}{topology}{f', {parameters}' if parameters else ''}"
     )
 
 

@@ -160,7 +160,7 @@ def test_code_of_a_fork_gets_no_leg_on_a_gpu_runner(job: Job, repository: str, c
         ({"lanes": "nccl"}, 3, "no leg is left to run: runners.nccl names no runner for the lane nccl"),
         ({"environment": "current"}, 2, "--runners plans legs for other jobs"),
         ({"directory": "nowhere"}, 2, "directory: nowhere cannot be entered: No such file or directory"),
-        ({"tests": "tests/sp"}, 2, "tests: this version of sp-compat cannot run own tests"),
+        ({"tests": "tests/nowhere"}, 2, "--tests: there is no tests/nowhere"),
         ({"budget": "50"}, 2, "budget: found '50'; write a time with its unit"),
         ({"torch": "two"}, 2, "--torch: torch 'two' is not understood"),
     ],

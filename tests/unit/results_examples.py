@@ -207,6 +207,7 @@ def observations(draw: st.DrawFn, legs: list[Leg]) -> Observation:
         first_rank=draw(st.one_of(st.none(), st.integers(0, 4))),
         ranks=draw(ranks()),
         seconds=draw(st.floats(0, 1e6)),
+        expected=draw(st.one_of(st.none(), anything)),
     )
 
 

@@ -181,7 +181,6 @@ def test_each_command_is_given_the_inputs_that_it_has(
     [
         ({"command": "runn"}, "command: found 'runn'; allowed are run, plan"),
         ({"comment": "sometimes"}, "comment: found 'sometimes'; allowed are always"),
-        ({"tests": "tests/sp"}, "tests: this version"),
         ({"comment_id": "a/b"}, "comment-id: found 'a/b'; write letters"),
         ({"comment_id": ""}, "comment-id: found ''; write letters"),
         ({"command": "leg"}, "leg: the input is empty"),

@@ -27,6 +27,7 @@ DESIGNED_KEYS = [
     "suites",
     "losses",
     "tests",
+    "tests-require",
     "environment",
     "container",
     "runners",
@@ -145,7 +146,8 @@ def test_a_whole_configuration() -> None:
         topologies: [sp4, [[0, 3], [1, 2]], "0,1"]
         suites: loss
         losses: [my_pkg.training:sp_loss]
-        tests: []
+        tests: [tests/sp, "tests/test_x.py::test_y"]
+        tests-require: [einops, "pytest-timeout>=2"]
         environment: venv
         runners: {nccl: [self-hosted, gpu]}
         exclude: ["loss/all_gather_*", "gloo:all_gather", {torch: "2.2", lane: nccl-path, case: "loss/*"}]
@@ -155,7 +157,9 @@ def test_a_whole_configuration() -> None:
     )
     assert found.deepspeed[2:4] == ("path:.", "path:ds")
     assert found.topologies == ("sp4", "0,3/1,2", "0,1")
-    assert found.suites == ("loss", "user")
+    assert found.suites == ("loss", "user", "tests")
+    assert found.tests == ("tests/sp", "tests/test_x.py::test_y")
+    assert found.beside_tests == ("einops", "pytest-timeout>=2")
     assert found.runners == {"cpu": RunsOn(("ubuntu-latest",)), "nccl": RunsOn(("self-hosted", "gpu"))}
     assert found.exclude[1] == Exclusion("all_gather", lane="gloo")
     assert [exclusion.pattern for exclusion in found.exclude] == [
@@ -167,14 +171,29 @@ def test_a_whole_configuration() -> None:
 
 
 def test_the_design_s_example_is_read_once_the_suites_exist() -> None:
-    case = SUITE.cases[0]
-    suites = ("attention", "engine", "tests")
-    later = replace(SUITE, cases=(*WITHOUT_DEEPSPEED.cases, *(replace(case, suite=name) for name in suites)))
     text = 'suites: [collectives, loss, attention, engine]\ntests: ["tests/sp"]\ndeepspeed: [auto]\n'
-    assert read(text, later).suites == ("collectives", "loss", "attention", "engine")
+    assert read(text).suites == ("collectives", "loss", "attention", "engine", "tests")
     assert "sp-compat.yml:1: suites: this version of sp-compat has no suite 'attention'" in refusal(
         text, WITHOUT_DEEPSPEED
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "suites", "deepspeed"),
+    [
+        ({}, ("loss", "tests"), "auto"),  # own tests are about DeepSpeed, as far as anybody knows
+        ({"suites": ("loss",)}, ("loss",), "none"),
+        ({"suites": ("tests",)}, ("tests",), "auto"),
+        ({"cases": ("all_gather_mean",)}, ("loss", "tests"), "none"),
+        ({"suites": ("tests",), "tests": ("other",), "deepspeed": ("none",)}, ("tests",), "none"),
+        ({"lanes": ("nccl-path",)}, ("loss", "tests"), "none"),
+    ],
+)
+def test_own_tests_are_run_beside_the_suites_unless_those_alone_are_asked_for(
+    options: dict[str, Any], suites: tuple[str, ...], deepspeed: str
+) -> None:
+    found = with_options("suites: [loss]\ntests: [tests/sp]\n", **options)
+    assert (found.suites, found.deepspeed) == (suites, (deepspeed,))
 
 
 REFUSED = [
@@ -223,7 +242,11 @@ REFUSED = [
     (f"world-size: {'9' * 5000}", ":1: world-size", "a whole number from 2 to 8"),
     ("losses: [my_pkg.training]", ":1: losses: found 'my_pkg.training'", "package.module:function"),
     ("losses: ['a-b:c']", ":1: losses", "package.module:function"),
-    ("tests: [tests/sp]", ":1: tests", "cannot run own tests"),
+    ("suites: [tests]", ":1: suites", "none are named; add --tests PATH"),
+    ("tests: [tests/a, --cov]", ":1: tests: found '--cov'", "the path of a file or a directory"),
+    ("tests: [a]\nsuites: [tests]\nlanes: [nccl-path]", ":3: lanes", "no case of tests runs in nccl-path"),
+    ("tests: [a]\nsuites: [tests]\nexclude: [tests/b]", ":3: exclude", "excludes no case"),
+    ("tests-require: ['a b']", ":1: tests-require: found 'a b'", "write a requirement as pip takes it"),
     ("environment: docker", ":1: environment: found 'docker'", "auto, container, venv, current"),
     ("environment: [venv]", ":1: environment: found a list", "auto, container, venv, current"),
     ("container: docker", ":1: container", "keys base, registry"),
