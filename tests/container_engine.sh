@@ -19,6 +19,7 @@ start() {
         # No bridge and no rules for packets: those of another engine on this machine stay as they are. A session of its
         # own, for what ends the tests' process group must not end the engine before its containers.
         rm -f "$1/pid"
+        end "$1/exec/containerd/containerd.pid" # outlives an engine that was killed
         setsid dockerd --data-root "$1/data" --exec-root "$1/exec" --pidfile "$1/pid" --host "$DOCKER_HOST" \
             --bridge none --iptables=false >"$1/log" 2>&1 </dev/null &
     fi
@@ -54,17 +55,22 @@ make_base() {
     rm -rf "$1/root"
 }
 
+# The process that a file names.
+end() {
+    local pid
+    [ -f "$1" ] || return 0
+    pid=$(cat "$1")
+    kill "$pid" 2>/dev/null || return 0
+    for _ in $(seq 200); do
+        kill -0 "$pid" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    kill -9 "$pid" 2>/dev/null || true
+}
+
 stop() {
-    if [ -f "$1/pid" ]; then
-        local pid
-        pid=$(cat "$1/pid")
-        kill "$pid" 2>/dev/null || true
-        for _ in $(seq 200); do
-            kill -0 "$pid" 2>/dev/null || break
-            sleep 0.1
-        done
-        kill -9 "$pid" 2>/dev/null || true
-    fi
+    end "$1/pid"
+    end "$1/exec/containerd/containerd.pid"
     # What an engine that was killed has left mounted would keep its directory.
     awk -v below="$1/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r | xargs -r -n 1 umount -l
     rm -rf "$1"
