@@ -74,6 +74,37 @@ def copy(checkout: Path, target: Path) -> None:
         shutil.copy2(checkout / name, target / name, follow_symlinks=False)
 
 
+@dataclass(frozen=True)
+class Commit:
+    name: str
+    subject: str
+
+
+def history(checkout: Path, one: str, other: str) -> tuple[Commit, ...]:
+    """The commits from one of these revisions to the other, both included, oldest first; of a merge the first parent.
+
+    The two are in any order. Only commits count, not what was edited since.
+    """
+    first, second = _commit(checkout, one), _commit(checkout, other)
+    for old, new in ((first, second), (second, first)):
+        if _git(checkout, "merge-base", "--is-ancestor", old, new) is not None:
+            newer = _log(checkout, "--first-parent", "--reverse", f"{old}..{new}")
+            return (*_log(checkout, "--max-count=1", old), *newer)
+    raise Unresolvable(f"deepspeed: of the commits {one} and {other} neither is an ancestor of the other")
+
+
+def _commit(checkout: Path, revision: str) -> str:
+    found = None if revision.startswith("-") else _git(checkout, "rev-parse", "--verify", "--quiet", revision + "^{commit}")
+    if not found:
+        raise Unresolvable(f"deepspeed: the repository {checkout} has no commit, branch or tag {revision!r}")
+    return found.strip()
+
+
+def _log(checkout: Path, *words: str) -> list[Commit]:
+    listed = _git(checkout, "log", "--format=%H %s", *words, "--")
+    return [Commit(*line.split(" ", 1)) for line in (listed or "").splitlines()]
+
+
 @functools.cache
 def commit_of(url: str, reference: str | None) -> str:
     """The commit that a branch, a tag or the default branch of a repository stands for now."""
