@@ -105,7 +105,7 @@ class Report:
         return f"{kind} between {self.label(change.before)} and {self.label(change.after)}"
 
     def _does(self, candidate: str) -> str:
-        return _counted(self.observations(candidate))
+        return counted(self.observations(candidate))
 
 
 # In words
@@ -141,7 +141,7 @@ def _measured(report: Report) -> Iterator[str]:
         if candidate in report.problems:
             yield f"  {report.label(candidate)}: could not be measured: {markdown.one_line(report.problems[candidate])}"
         elif candidate in report.results:
-            yield f"  {report.label(candidate)}: {_counted(report.observations(candidate))}"
+            yield f"  {report.label(candidate)}: {counted(report.observations(candidate))}"
 
 
 def _notes(report: Report) -> Iterator[str]:
@@ -157,11 +157,10 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _other_package(report: Report, change: Change) -> str | None:
     """Two releases of torch may each have another DeepSpeed: then either may have changed it."""
-    pairs = [{versions(leg) for leg in report.results[candidate].legs} for candidate in (change.before, change.after)]
-    (torch_before, deepspeed_before), (torch_after, deepspeed_after) = (sorted(pair, key=str)[0] for pair in pairs)
-    if report.what == "torch" and deepspeed_before != deepspeed_after:
-        return f"with DeepSpeed {deepspeed_before} and {deepspeed_after}: it may be that; name one by --deepspeed"
-    return None
+    before, after = (versions(report.results[candidate].legs[0])[1] for candidate in (change.before, change.after))
+    if report.what != "torch" or before == after:
+        return None
+    return f"with DeepSpeed {before} and {after}: that may be the reason as well; name one by --deepspeed to see"
 
 
 def _where(observation: Observation) -> str:
@@ -170,15 +169,15 @@ def _where(observation: Observation) -> str:
 
 
 def _evidence(observation: Observation) -> str:
-    first = f", rank {observation.first_rank}" if observation.first_rank is not None else ""
+    first = f", first on rank {observation.first_rank}" if observation.first_rank is not None else ""
     message = markdown.shorten(markdown.one_line(observation.message or ""), MESSAGE)
     error = observation.relative_error
     measured = f"relative error {error:.2g}" if observation.outcome in FAILURES and not message and error else ""
     return f"{first}: {message or measured}" if message or measured else first
 
 
-def _counted(observations: Sequence[Observation]) -> str:
-    """`⚡ crash in 4, ✓ pass in 4 of 8 cells`."""
+def counted(observations: Sequence[Observation]) -> str:
+    """`⚡ crash in 4, ✓ pass in 4 of 8 cells`, the worst first."""
     counts = Counter(behaviour.outcome(observation) for observation in observations)
     ordered = sorted(observations, key=lambda one: signs.SEVERITY[one.outcome])
     told = dict.fromkeys(behaviour.outcome(observation) for observation in ordered)

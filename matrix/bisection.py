@@ -140,7 +140,7 @@ def halving(candidates: Sequence[str], is_cached: Callable[[str], bool] = lambda
 
 
 def steps(count: int) -> int:
-    """How many of `count` candidates between two that differ have to be measured at worst: the logarithm of the gaps."""
+    """How many of `count` candidates between two that differ are measured at worst: the logarithm of the gaps."""
     return count.bit_length()
 
 

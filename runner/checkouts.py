@@ -80,24 +80,31 @@ class Commit:
     subject: str
 
 
-def history(checkout: Path, one: str, other: str) -> tuple[Commit, ...]:
-    """The commits from one of these revisions to the other, both included, oldest first; of a merge the first parent.
-
-    The two are in any order. Only commits count, not what was edited since.
-    """
-    first, second = _commit(checkout, one), _commit(checkout, other)
-    for old, new in ((first, second), (second, first)):
-        if _git(checkout, "merge-base", "--is-ancestor", old, new) is not None:
-            newer = _log(checkout, "--first-parent", "--reverse", f"{old}..{new}")
-            return (*_log(checkout, "--max-count=1", old), *newer)
-    raise Unresolvable(f"deepspeed: of the commits {one} and {other} neither is an ancestor of the other")
-
-
-def _commit(checkout: Path, revision: str) -> str:
-    found = None if revision.startswith("-") else _git(checkout, "rev-parse", "--verify", "--quiet", revision + "^{commit}")
+def revision(checkout: Path, written: str) -> str:
+    """The commit that a user means in the repository whose top the checkout is."""
+    top = _git(checkout, "rev-parse", "--show-toplevel")
+    if top is None or Path(top.strip()).resolve() != checkout.resolve():
+        raise Unresolvable(f"deepspeed: the directory {checkout} is not the top of a git repository")
+    found = (
+        None if written.startswith("-") else _git(checkout, "rev-parse", "--verify", "--quiet", f"{written}^{{commit}}")
+    )
     if not found:
-        raise Unresolvable(f"deepspeed: the repository {checkout} has no commit, branch or tag {revision!r}")
+        raise Unresolvable(f"deepspeed: the repository {checkout} has no commit, branch or tag {written!r}")
     return found.strip()
+
+
+def history(checkout: Path, one: str, other: str) -> tuple[Commit, ...]:
+    """From one of these commits to the other, both included, oldest first; of a merge the first parent.
+
+    The two come in any order. What was edited since the last commit is none.
+    """
+    for old, new in ((one, other), (other, one)):
+        if _git(checkout, "merge-base", "--is-ancestor", old, new) is not None:
+            return (
+                *_log(checkout, "--max-count=1", old),
+                *_log(checkout, "--first-parent", "--reverse", f"{old}..{new}"),
+            )
+    raise Unresolvable(f"deepspeed: neither of the commits {one[:10]} and {other[:10]} is an ancestor of the other")
 
 
 def _log(checkout: Path, *words: str) -> list[Commit]:
