@@ -66,6 +66,9 @@ class Report:
     def label(self, candidate: str) -> str:
         return self.labels.get(candidate, candidate)
 
+    def problem(self, candidate: str) -> str:
+        return markdown.one_line(self.problems[candidate])
+
     def observations(self, candidate: str) -> list[Observation]:
         return self.results[candidate].observations
 
@@ -79,9 +82,9 @@ class Report:
     def sentence(self) -> str:
         """What was found, as a reader of the last line needs it."""
         measured = self.search.measured
-        end = f"; {self.stopped}" if self.stopped else ""
+        end = f"; {markdown.one_line(self.stopped)}" if self.stopped else ""
         if self.unmeasured_ends:
-            reasons = "; ".join(f"{self.label(end)}: {self.problems[end]}" for end in self.unmeasured_ends)
+            reasons = "; ".join(f"{self.label(end)}: {self.problem(end)}" for end in self.unmeasured_ends)
             return f"An end cannot be measured, name another: {reasons}."
         if len(measured) < 2:
             return f"Nothing was found out: {len(measured)} of {self._asked} could be measured{end}."
@@ -119,7 +122,7 @@ def text(report: Report) -> str:
 def _told(report: Report, change: Change) -> Iterator[str]:
     yield f"{report.what} {report.label(change.before)} -> {report.label(change.after)}: {report.headline(change)}"
     for skipped in change.skipped:
-        yield f"  {report.label(skipped)} could not be measured: {markdown.one_line(report.problems[skipped])}"
+        yield f"  {report.label(skipped)} could not be measured: {report.problem(skipped)}"
     if change.open:
         yield f"  not measured: {', '.join(map(report.label, change.open))}"
     if elsewhere := _other_package(report, change):
@@ -139,7 +142,7 @@ def _measured(report: Report) -> Iterator[str]:
         yield "measured, oldest first:"
     for candidate in report.search.axis.candidates:
         if candidate in report.problems:
-            yield f"  {report.label(candidate)}: could not be measured: {markdown.one_line(report.problems[candidate])}"
+            yield f"  {report.label(candidate)}: could not be measured: {report.problem(candidate)}"
         elif candidate in report.results:
             yield f"  {report.label(candidate)}: {counted(report.observations(candidate))}"
 

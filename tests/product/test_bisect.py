@@ -1,0 +1,245 @@
+"""`bisect` from the command to the report, on stand-in releases that are real to all but the index."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from matrix import axes
+from runner import cli, environments
+from runner.cache import Cache
+from runner.environments import Ready, collect
+from runner.package_index import PYPI, IndexSettings, available_nightlies
+from tests.product import running, stand_ins, test_environments
+from tests.product.running import TORCH
+from tests.product.test_checkouts import everything_in, git
+from tests.product.test_environments import make_environment
+from tests.product.test_package_index import Index, index, link, page, wheel
+
+CASE = ("bisect", "collectives/all_reduce", "--lane", "nccl-path", "--topology", "sp2-contiguous")
+CELL = ("--parameter", "contiguous=true", "--parameter", "dtype=float32")
+
+__all__ = ["index"]  # a fixture
+
+# Broken in 2.91.0, and mended in 2.92.2. Of 2.90.1 and 2.92.1 no environment can be made.
+RIGHT = ("2.90.0", "2.92.2", "2.93.0")
+BROKEN = ("2.91.0", "2.91.1", "2.92.0")
+UNBUILDABLE = ("2.90.1", "2.92.1")
+
+
+@pytest.fixture(scope="session")
+def stand_in_releases(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Variables under which these are the releases that there are beyond 2.90."""
+    prepared = test_environments.environments(ready).prepare(
+        test_environments.leg(), tmp_path_factory.mktemp("log") / "build.log"
+    )
+    assert isinstance(prepared, Ready)
+    prepared.release()
+    [real] = prepared.python.parents[1].glob("lib/python*/site-packages")
+    directory = tmp_path_factory.mktemp("releases")
+    for version in (*RIGHT, *BROKEN):
+        stand_ins.wheel(directory, version, real, broken=version in BROKEN)
+    for version in UNBUILDABLE:
+        stand_ins.wheel(directory, version, real, requires=["a-package-that-is-nowhere==1"])
+    # An index that is set is asked alone: PyTorch's own has no part in this.
+    return {
+        "PIP_FIND_LINKS": f"{directory} {os.environ.get('PIP_FIND_LINKS', '')}",
+        "PIP_INDEX_URL": os.environ.get("PIP_INDEX_URL", PYPI),
+    }
+
+
+def test_what_cannot_be_built_between_two_that_differ_is_passed_over(
+    ready: Path, tmp_path: Path, stand_in_releases: Mapping[str, str]
+) -> None:
+    ends = ("--good", "2.90.0", "--bad", "2.91.0")
+    done = running.run(*CASE, *CELL, *ends, "--json", cache=ready, directory=tmp_path, more=stand_in_releases)
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    [change] = told["changes"]
+    assert (change["before"], change["after"], change["kind"]) == ("2.90.0", "2.91.0", "broken")
+    assert (change["exact"], change["not_measurable"]) == (False, ["2.90.1"])
+    [cell] = change["cells"]
+    assert (cell["before"]["outcome"], cell["after"]["outcome"]) == ("pass", "scaled")
+    assert cell["after"]["factor"] == pytest.approx(2)
+    assert "a-package-that-is-nowhere" in told["not_measurable"]["2.90.1"]
+    assert told["built"] == 2
+    legs = json.loads((tmp_path / "out" / "results.json").read_text())["legs"]
+    assert [(one["torch"], one["status"]) for one in legs] == [
+        ("2.90.0", "completed"),
+        (None, "environment-failed"),
+        ("2.91.0", "completed"),
+    ]
+    assert "2.91.0 is next; 1 tried, at most 2 left" in done.stderr
+    assert (tmp_path / "out" / "summary.md").exists()
+
+    # The same again, from what is cached, until somebody has seen enough.
+    process = running.start(*CASE, *CELL, *ends, cache=ready, directory=tmp_path, more=stand_in_releases)
+    assert process.stderr is not None
+    assert any("2.91.0 is next" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "2.90.0: ✓ pass in 1 of 1 cells" in out
+    assert "interrupted by Ctrl-C" in out.splitlines()[-1]
+    assert "Traceback" not in err
+    assert "building" not in err
+
+
+@pytest.mark.slow
+def test_every_minor_is_visited_without_ends_and_what_was_built_gives_way(
+    ready: Path, tmp_path: Path, stand_in_releases: Mapping[str, str]
+) -> None:
+    cache = tmp_path / "cache"  # a copy, for what is removed
+    shutil.copytree(ready / "environments", cache / "environments", symlinks=True, copy_function=os.link)
+
+    words = ("--torch", ">=2.90", "--disk-budget", "1K", "--json")
+    done = running.run(*CASE, *CELL, *words, cache=cache, directory=tmp_path, more=stand_in_releases)
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(one["before"], one["after"], one["kind"], one["not_measurable"]) for one in told["changes"]] == [
+        ("2.90.0", "2.91.0", "broken", ["2.90.1"]),
+        ("2.92.0", "2.92.2", "mended", ["2.92.1"]),
+    ]
+    assert told["built"] == 6
+    assert not Cache(cache).keys()
+
+
+@pytest.mark.slow
+def test_the_release_that_mended_all_gather_is_found_with_five_environments(cache: Path, tmp_path: Path) -> None:
+    words = ("bisect", "collectives/all_gather", "--lane", "nccl-path", "--good", "2.6", "--bad", "2.1", "--json")
+    done = running.run(*words, "--disk-budget", "20G", cache=cache, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(one["before"], one["after"], one["kind"]) for one in told["changes"]] == [("2.2.2", "2.3.0", "mended")]
+    assert len(told["measured"]) <= 5
+
+
+# Commits
+
+
+def commit(directory: Path, subject: str) -> str:
+    git(directory, "add", ".")
+    git(directory, "commit", "-q", "--allow-empty", "-m", subject)
+    return git(directory, "rev-parse", "HEAD")
+
+
+def test_the_commit_that_broke_an_exchange_is_found_in_a_checkout(
+    ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout = tmp_path / "Deep Speed"
+    stand_ins.deepspeed(checkout)
+    git(checkout, "init", "-q", "-b", "main")
+    first = commit(checkout, "first")
+    git(checkout, "tag", "v1")
+    stand_ins.break_deepspeed(checkout)
+    broken = commit(checkout, "faster: ::error::`<b>`")
+    commit(checkout, "last")
+    (checkout / "deepspeed" / "__init__.py").write_text("raise RuntimeError('edited, and no commit')\n")
+    before = everything_in(checkout)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SP_COMPAT_CACHE", str(ready))
+    # The exchange needs none of transformers, which takes longer than all the rest.
+    monkeypatch.setattr(environments, "BESIDE_DEEPSPEED", ())
+
+    code = cli.main(
+        [
+            *("bisect", "attention/seq_all_to_all", "--deepspeed", "path:Deep Speed", "--torch", TORCH),
+            *("--good", "v1", "--bad", "main", "--lane", "gloo", "--topology", "sp2-strided"),
+            *("--parameter", "heads=4", "--parameter", "groups=mpu", "--parameter", "dtype=float32"),
+            *("--parameter", "layout=bshd", "--parameter", "batch=1"),
+        ]
+    )
+
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    told = said.out.splitlines()
+    assert told[0].startswith(f'DeepSpeed {first[:10]} "first" -> {broken[:10]} "faster: :')
+    assert "::error::" not in said.out + said.err
+    assert any("✓ pass -> × scaled ×2" in line for line in told)
+    assert "(3 measured, 3 of them built for it)" in told[-1]
+    assert everything_in(checkout) == before
+    # ... and what is printed to show it again is understood.
+    shown = next(line for line in told if f"@{broken}" in line)
+    assert cli.main(["plan", *shlex.split(shown)[2:], "--json"]) == 0
+    [again] = json.loads(capsys.readouterr().out)["legs"]
+    assert again["environment_ready"] is True
+
+
+# Nightlies
+
+
+def test_nightlies_are_those_of_their_own_index(index: tuple[str, type[Index]], tmp_path: Path) -> None:
+    url, handler = index
+    handler.pages["/simple/torch/"] = page(
+        *(link(wheel(f"2.15.0.dev202611{day}%2Bcpu")) for day in (28, 29, 30)), link(wheel("2.14.0"))
+    )
+    (tmp_path / wheel("2.15.0.dev20261127")).touch()
+    machine = IndexSettings(index_url="https://mirror.invalid/simple", find_links=(str(tmp_path),), no_index=True)
+    answer = available_nightlies(machine, url)
+    assert answer.note is None
+    found = axes.of_nightlies(answer.releases, axes.Ends("2026-11-30", "2026-11-28"))
+    assert found.axis.candidates == ("2.15.0.dev20261128", "2.15.0.dev20261129", "2.15.0.dev20261130")
+
+
+def test_an_index_of_nightlies_that_does_not_answer_is_said(index: tuple[str, type[Index]]) -> None:
+    url, handler = index
+    handler.pages["/simple/torch/"] = (503, "")
+    answer = available_nightlies(IndexSettings(), url)
+    assert not answer.releases
+    assert "status 503" in (answer.note or "")
+
+
+# Room
+
+
+def test_what_a_bisect_has_built_is_removed_before_what_was_there(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for age, key in enumerate(("built last", "built first", "there", "oldest")):
+        make_environment(cache, key, age)
+    removed = collect(
+        cache,
+        budget=3 * 2**19,
+        older_than=None,
+        everything=False,
+        now=time.time(),
+        clean_uv=lambda: False,
+        first=["built first", "built last"],
+    )
+    assert removed.keys == ("built first", "built last", "oldest")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["collectives/all_gahter"], "did you mean collectives/all_gather?"),
+        (["collectives/all_gather", "--good", "2.3"], "--bad is missing: name both ends"),
+        (["collectives/all_gather", "--good", "2.3", "--bad", "2.99"], "--bad: there is no torch 2.99"),
+        (["collectives/all_gather", "--good", "2.3", "--bad", "2.3.1"], "are both 2.3.1"),
+        (["collectives/all_gather", "--lane", "glooo"], "did you mean gloo?"),
+        (["collectives/all_gather", "--environment", "current"], "a bisect needs many"),
+        (["collectives/all_gather", "--torch", "2.3", "--torch", "2.4"], "--torch is given twice"),
+        (["collectives/all_gather", "--nightly", "--axis", "deepspeed"], "leave out --axis deepspeed"),
+        (["attention/seq_all_to_all", "--axis", "deepspeed", "--deepspeed", "path:."], "--good and --bad"),
+        (["attention/seq_all_to_all", "--axis", "deepspeed", "--good", "a", "--bad", "b"], "is no checkout of it"),
+        (["attention/seq_all_to_all", "--axis", "deepspeed", "--deepspeed", "git+https://x.invalid/y"], "clone it"),
+    ],
+)
+def test_what_is_refused_is_refused_in_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
+    done = running.run("bisect", *words, cache=tmp_path / "cache", directory=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
