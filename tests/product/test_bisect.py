@@ -38,12 +38,7 @@ UNBUILDABLE = ("2.90.1", "2.92.1")
 @pytest.fixture(scope="session")
 def stand_in_releases(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Variables under which these are the releases that there are beyond 2.90."""
-    prepared = test_environments.environments(ready).prepare(
-        test_environments.leg(), tmp_path_factory.mktemp("log") / "build.log"
-    )
-    assert isinstance(prepared, Ready)
-    prepared.release()
-    [real] = prepared.python.parents[1].glob("lib/python*/site-packages")
+    real = _real_torch(ready, tmp_path_factory.mktemp("log"))
     directory = tmp_path_factory.mktemp("releases")
     for version in (*RIGHT, *BROKEN):
         stand_ins.wheel(directory, version, real, broken=version in BROKEN)
@@ -54,6 +49,14 @@ def stand_in_releases(ready: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         "PIP_FIND_LINKS": f"{directory} {os.environ.get('PIP_FIND_LINKS', '')}",
         "PIP_INDEX_URL": os.environ.get("PIP_INDEX_URL", PYPI),
     }
+
+
+def _real_torch(cache: Path, directory: Path) -> Path:
+    prepared = test_environments.environments(cache).prepare(test_environments.leg(), directory / "build.log")
+    assert isinstance(prepared, Ready)
+    prepared.release()
+    [packages] = prepared.python.parents[1].glob("lib/python*/site-packages")
+    return packages
 
 
 def test_what_cannot_be_built_between_two_that_differ_is_passed_over(
@@ -164,7 +167,7 @@ def test_the_commit_that_broke_an_exchange_is_found_in_a_checkout(
     assert code == 0, said.err
     told = said.out.splitlines()
     assert told[0].startswith(f'DeepSpeed {first[:10]} "first" -> {broken[:10]} "faster: :')
-    assert "::error::" not in said.out + said.err
+    assert not any(line.strip().startswith("::") for line in (said.out + said.err).splitlines())
     assert any("✓ pass -> × scaled ×2" in line for line in told)
     assert "(3 measured, 3 of them built for it)" in told[-1]
     assert everything_in(checkout) == before
@@ -197,6 +200,33 @@ def test_an_index_of_nightlies_that_does_not_answer_is_said(index: tuple[str, ty
     answer = available_nightlies(IndexSettings(), url)
     assert not answer.releases
     assert "status 503" in (answer.note or "")
+
+
+@pytest.mark.slow
+def test_the_nightly_that_broke_it_is_found(
+    ready: Path,
+    tmp_path: Path,
+    stand_in_releases: Mapping[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nightlies = tmp_path / "nightly" / "cpu" / "torch"
+    nightlies.mkdir(parents=True)
+    for day in range(20, 29):
+        stand_ins.wheel(nightlies, f"2.94.0.dev202611{day}", _real_torch(ready, tmp_path), broken=day > 24)
+    (nightlies / "index.html").write_text(
+        "".join(f'<a href="{one.name}">{one.name}</a>' for one in nightlies.glob("*.whl"))
+    )
+    monkeypatch.setattr(environments, "NIGHTLY_INDEX", (tmp_path / "nightly").as_uri())
+    monkeypatch.setenv("SP_COMPAT_CACHE", str(ready))
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main([*CASE, *CELL, "--nightly", "--good", "2026-11-20", "--bad", "2026-11-28", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    [change] = told["changes"]
+    assert (change["before"], change["after"]) == ("2.94.0.dev20261124", "2.94.0.dev20261125")
+    assert len(told["measured"]) == 5
 
 
 # Room

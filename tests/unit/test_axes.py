@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from matrix import axes, releases
+from matrix import axes, releases, torch_requests
 from matrix.axes import Ends, InvalidAxis
 from matrix.releases import AvailableRelease
 
@@ -88,6 +88,8 @@ def test_nightlies_are_in_the_order_of_their_days() -> None:
     found = axes.of_nightlies(NIGHTLIES, None)
     assert found.axis.candidates == ("2.14.0.dev20261101", "2.15.0.dev20261115", "2.15.0.dev20261130")
     assert found.ends == Ends("2.14.0.dev20261101", "2.15.0.dev20261130")
+    [build] = torch_requests.resolve(torch_requests.parse(found.axis.candidates[0]), (), TABLE, lambda path: None)
+    assert (build.requirement, build.nightly) == ("torch==2.14.0.dev20261101", True)
 
 
 @pytest.mark.parametrize("good", ["2026-11-15", "20261115", "2.15.0.dev20261115", "2.15.0.dev20261115+cpu"])
