@@ -61,11 +61,10 @@ class Search:
         Changes are narrowed down, oldest first, before the next stop is visited: what an interrupted search has told
         until then is whole.
         """
-        waiting = self._waiting
         for change in self.changes:
-            if change.open and not self._within(change, waiting):
+            if change.open:
                 return halving(change.open, is_cached)
-        return waiting[0] if waiting else None
+        return next(iter(self._waiting), None)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -120,10 +119,6 @@ class Search:
             skipped=tuple(candidate for candidate in between if candidate in self.answers),
             open=tuple(candidate for candidate in between if candidate not in self.answers),
         )
-
-    @staticmethod
-    def _within(change: Change, waiting: Sequence[str]) -> bool:
-        return not set(change.open).isdisjoint(waiting)
 
 
 def halving(candidates: Sequence[str], is_cached: Callable[[str], bool] = lambda candidate: False) -> str:

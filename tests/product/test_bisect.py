@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from matrix import axes
+from matrix.releases import bundled
+from matrix.requests import Unresolvable
 from runner import cli, environments
 from runner.cache import Cache
 from runner.environments import Ready, collect
 from runner.package_index import PYPI, IndexSettings, available_nightlies
+from runner.tracks import Listings, Wish
 from tests.product import running, stand_ins, test_environments
 from tests.product.running import TORCH
 from tests.product.test_checkouts import everything_in, git
@@ -248,6 +251,49 @@ def test_what_a_bisect_has_built_is_removed_before_what_was_there(tmp_path: Path
     assert removed.keys == ("built first", "built last", "oldest")
 
 
+# Along what
+
+
+def wish(**more: object) -> Wish:
+    nothing = {"torch": None, "deepspeed": None, "ends": None, "axis": None, "nightly": False, "needs_deepspeed": True}
+    return Wish(**(nothing | more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "package"),
+    [
+        ({}, "torch"),
+        ({"axis": "deepspeed"}, "deepspeed"),
+        ({"deepspeed": "path:.", "ends": axes.Ends("v0.18.0", "HEAD")}, "deepspeed"),
+        ({"deepspeed": "../DeepSpeed", "ends": axes.Ends("0123abc", "main")}, "deepspeed"),
+        ({"deepspeed": "path:.", "ends": axes.Ends("2.3", "2.2")}, "torch"),
+        ({"deepspeed": "path:.", "ends": axes.Ends("2026-11-01", "2026-11-30"), "nightly": True}, "torch"),
+        ({"deepspeed": "0.17", "ends": axes.Ends("2.3", "two")}, "torch"),
+    ],
+)
+def test_the_commits_of_a_checkout_are_meant_where_the_ends_are_no_releases_of_torch(
+    more: dict[str, object], package: str
+) -> None:
+    assert wish(**more).package == package
+
+
+@pytest.mark.parametrize("ends", [axes.Ends("main", "v1"), axes.Ends("feature/a", "feature/b")])
+def test_without_a_checkout_commits_are_those_of_the_directory(
+    ends: axes.Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Unresolvable, match=r"the directory \. is no checkout of it"):
+        wish(axis="deepspeed", ends=ends).track(Listings(list, lambda: ["0.17.0", "0.18.0"], list))
+
+
+def test_what_is_not_searched_stays_where_it_is() -> None:
+    listings = Listings(bundled().available, lambda: ["0.17.0", "0.18.0"], list)
+    assert wish(torch="2.2").track(listings).pair("2.2.1") == ("2.2.1", "auto")
+    assert wish(needs_deepspeed=False, torch="2.2").track(listings).pair("2.2.1") == ("2.2.1", "none")
+    assert wish(axis="deepspeed", torch="2.6").track(listings).pair("0.17.0") == ("2.6", "0.17.0")
+    assert wish(axis="deepspeed").track(listings).pair("0.17.0") == ("latest", "0.17.0")
+
+
 # What is refused
 
 
@@ -261,6 +307,7 @@ def test_what_a_bisect_has_built_is_removed_before_what_was_there(tmp_path: Path
         (["collectives/all_gather", "--lane", "glooo"], "did you mean gloo?"),
         (["collectives/all_gather", "--environment", "current"], "a bisect needs many"),
         (["collectives/all_gather", "--torch", "2.3", "--torch", "2.4"], "--torch is given twice"),
+        (["collectives/all_gather", "--deepspeed", ">=0.16,<0.18"], "--deepspeed stands for several releases"),
         (["collectives/all_gather", "--nightly", "--axis", "deepspeed"], "leave out --axis deepspeed"),
         (["attention/seq_all_to_all", "--axis", "deepspeed", "--deepspeed", "path:."], "--good and --bad"),
         (["attention/seq_all_to_all", "--axis", "deepspeed", "--good", "a", "--bad", "b"], "is no checkout of it"),
