@@ -152,10 +152,11 @@ def _notes(report: Report) -> Iterator[str]:
     if ends is None or not report.changes or {ends.good, ends.bad} - set(report.results):
         return
     good, bad = (_failing(report.observations(end)) for end in (ends.good, ends.bad))
+    named = f"--good {report.label(ends.good)}", f"--bad {report.label(ends.bad)}"
     if good > bad:
-        yield f"note: more fails on --good {ends.good} than on --bad {ends.bad}: they seem to be the other way round"
+        yield f"note: more fails on {named[0]} than on {named[1]}: they seem to be the other way round"
     elif good == bad:
-        yield f"note: as much fails on --good {ends.good} as on --bad {ends.bad}, only not the same"
+        yield f"note: as much fails on {named[0]} as on {named[1]}, only not the same"
 
 
 def _other_package(report: Report, change: Change) -> str | None:

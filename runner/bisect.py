@@ -30,7 +30,7 @@ from matrix.results import Leg, Results
 from runner import commands, environments, package_index, results_files, suite
 from runner.cache import Cache
 from runner.cli import LIST_BUDGET, program_version, size
-from runner.errors import UsageError
+from runner.errors import MachineError, UsageError
 from runner.results_files import RESULTS
 from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
@@ -141,8 +141,15 @@ def _listings(work: commands._Work) -> Listings:
     return Listings(
         torch=lambda: told(package_index.available_torch(index, releases.bundled())),
         deepspeed=lambda: commands._deepspeed_releases(work),
-        nightlies=lambda: told(package_index.available_nightlies(index, f"{environments.NIGHTLY_INDEX}/cpu")),
+        nightlies=lambda: _nightlies(index),
     )
+
+
+def _nightlies(index: package_index.IndexSettings) -> Sequence[releases.AvailableRelease]:
+    answer = package_index.available_nightlies(index, f"{environments.NIGHTLY_INDEX}/cpu")
+    if answer.note:
+        raise MachineError(f"--nightly: {answer.note}")
+    return answer.releases
 
 
 def _plan(
@@ -236,13 +243,11 @@ class Bisect:
         done, left = len(self.search.answers), self.search.left_at_most
         self._say(f"{label} is next; {done} tried, at most {left} left")
         plan = self._plan(candidate)
-        to_build = [leg.id for leg in plan.legs if not self._is_ready(leg)]
+        to_build = [leg for leg in plan.legs if not self._is_ready(leg)]
         results = self.session.run(plan)
         self.visited[candidate] = results
-        keys = (
-            leg.environment.key for leg in results.legs if leg.id in to_build and leg.status != "environment-failed"
-        )
-        self.room.built += [key for key in keys if key]
+        built = {leg.id for leg in to_build if self._is_ready(leg)}
+        self.room.built += [leg.environment.key for leg in results.legs if leg.id in built and leg.environment.key]
         if reason := self.session.environments.processes.cancellation.reason:
             return reason
         if fault := next((leg for leg in results.legs if leg.reason == "machine"), None):

@@ -387,8 +387,8 @@ the same; 4 when an end, or fewer than two releases, could be measured; 130 on C
         "--disk-budget",
         type=size,
         metavar="SIZE",
-        help="what environments may take: what was built for this is removed first, then the least recently used "
-        f"(default: {LIST_BUDGET}, or what is there already)",
+        help="what environments may take, looked at after each: what was built for this is removed first, then the "
+        f"least recently used (default: {LIST_BUDGET}, or what is there already)",
     )
     _add_execution(parser)
     parser.set_defaults(python=None, fail_on=None)

@@ -14,18 +14,24 @@ from pathlib import Path
 import pytest
 
 from matrix import axes
+from matrix.bisect_report import Report
+from matrix.bisection import Axis
+from matrix.plan import Plan
 from matrix.releases import bundled
 from matrix.requests import Unresolvable
+from matrix.results import FAILURES, Requested, Results
 from runner import cli, environments
+from runner.bisect import Bisect, Room
 from runner.cache import Cache
 from runner.environments import Ready, collect
 from runner.package_index import PYPI, IndexSettings, available_nightlies
-from runner.tracks import Listings, Wish
+from runner.tracks import Listings, Track, Wish
 from tests.product import running, stand_ins, test_environments
 from tests.product.running import TORCH
 from tests.product.test_checkouts import everything_in, git
 from tests.product.test_environments import make_environment
 from tests.product.test_package_index import Index, index, link, page, wheel
+from tests.unit import results_examples
 
 CASE = ("bisect", "collectives/all_reduce", "--lane", "nccl-path", "--topology", "sp2-contiguous")
 CELL = ("--parameter", "contiguous=true", "--parameter", "dtype=float32")
@@ -205,6 +211,16 @@ def test_an_index_of_nightlies_that_does_not_answer_is_said(index: tuple[str, ty
     assert "status 503" in (answer.note or "")
 
 
+def test_nightlies_that_cannot_be_listed_are_the_machine_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environments, "NIGHTLY_INDEX", "http://127.0.0.1:9")
+    monkeypatch.setenv("SP_COMPAT_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*CASE, "--nightly"]) == 4
+    assert "--nightly: no answer from http://127.0.0.1:9/cpu" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_nightly_that_broke_it_is_found(
     ready: Path,
@@ -249,6 +265,77 @@ def test_what_a_bisect_has_built_is_removed_before_what_was_there(tmp_path: Path
         first=["built first", "built last"],
     )
     assert removed.keys == ("built first", "built last", "oldest")
+
+
+# What stops it
+
+
+class Sessions:
+    """Stands in for a session: each release has its outcome, a reason why its environment fails, or a signal."""
+
+    def __init__(self, outcomes: Mapping[str, str], cache: Path) -> None:
+        self.outcomes = outcomes
+        self.environments = test_environments.environments(cache)
+        self.progress = self.environments.progress
+        self.run_for: list[str] = []
+
+    def run(self, plan: Plan) -> Results:
+        [one] = plan.legs
+        release = one.requested.torch
+        self.run_for.append(release)
+        outcome = self.outcomes[release]
+        if outcome == "signal":
+            self.environments.processes.cancellation.request("interrupted by Ctrl-C")
+        if outcome in FAILURES or outcome == "pass":
+            measured = results_examples.leg(release, id=release)
+            return results_examples.results([measured], [results_examples.observation(outcome=outcome, leg=release)])
+        status = outcome if outcome in ("timed-out", "cancelled") else "environment-failed"
+        reason = outcome if outcome in ("build", "machine") else None
+        failed = results_examples.leg(None, id=release, status=status, reason=reason, detail=f"because of {outcome}")
+        return results_examples.results([failed], [])
+
+
+def searching(outcomes: Mapping[str, str], cache: Path) -> tuple[Bisect, Report]:
+    names = tuple(outcomes)
+    ends = axes.Ends(names[-1], names[0])
+    track = Track("torch", axes.Ordered(Axis.between_ends(names), ends), lambda torch: (torch, "none"))
+
+    def plan(release: str) -> Plan:
+        asked = Requested(torch=release, deepspeed="none")
+        return Plan((test_environments.leg(release, id=release, requested=asked, problem="never built"),))
+
+    sessions = Sessions(outcomes, cache)
+    search = Bisect("collectives/all_gather", track, plan, sessions, Room(Cache(cache), 0))  # type: ignore[arg-type]
+    return search, search.run()
+
+
+@pytest.mark.parametrize("skipped", ["build", "timed-out", "cancelled"])
+def test_what_says_nothing_about_the_case_is_passed_over(tmp_path: Path, skipped: str) -> None:
+    search, report = searching({"2.1.0": "crash", "2.2.0": "crash", "2.3.0": skipped, "2.4.0": "pass"}, tmp_path)
+    assert [(one.before, one.after, one.skipped) for one in report.changes] == [("2.2.0", "2.4.0", ("2.3.0",))]
+    assert report.problems == {"2.3.0": f"because of {skipped}"}
+    assert report.exit_code == 0
+    assert [one.id for one in search.results.legs] == ["2.1.0", "2.2.0", "2.3.0", "2.4.0"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("machine", "the machine is at fault: because of machine"), ("signal", "interrupted by Ctrl-C")],
+)
+def test_what_is_no_fault_of_a_release_ends_the_search_with_what_is_known(
+    tmp_path: Path, fault: str, words: str
+) -> None:
+    search, report = searching({"2.1.0": "crash", "2.2.0": "crash", "2.3.0": fault, "2.4.0": "pass"}, tmp_path)
+    assert [(one.before, one.after, one.open) for one in report.changes] == [("2.1.0", "2.4.0", ("2.2.0", "2.3.0"))]
+    assert report.stopped == words
+    assert report.exit_code == 4
+    assert len(search.results.legs) == 3
+
+
+def test_an_end_that_cannot_be_measured_is_said_before_anything_else_is_built(tmp_path: Path) -> None:
+    search, report = searching({"2.1.0": "build", "2.2.0": "crash", "2.3.0": "pass"}, tmp_path)
+    assert list(search.visited) == ["2.1.0"]
+    assert report.sentence == "An end cannot be measured, name another: 2.1.0: because of build."
 
 
 # Along what
