@@ -208,7 +208,6 @@ def as_json(report: Report) -> dict[str, object]:
         "measured": list(report.search.measured),
         "not_measurable": dict(report.problems),
         "built": report.built,
-        "exit_code": report.exit_code,
     }
 
 

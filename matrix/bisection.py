@@ -81,10 +81,6 @@ class Search:
         return tuple(candidate for candidate in self.axis.candidates if self.answers.get(candidate) is not None)
 
     @property
-    def skipped(self) -> tuple[str, ...]:
-        return tuple(candidate for candidate in self._answered if self.answers[candidate] is None)
-
-    @property
     def left_at_most(self) -> int:
         """How many are still to be measured where there is one change between two that differ and none is skipped."""
         waiting = self._waiting
@@ -95,10 +91,6 @@ class Search:
             for before, after in pairwise(points)
             if {before, after} & set(waiting) or self.answers[before] != self.answers[after]
         )
-
-    @property
-    def _answered(self) -> tuple[str, ...]:
-        return tuple(candidate for candidate in self.axis.candidates if candidate in self.answers)
 
     @property
     def _waiting(self) -> tuple[str, ...]:

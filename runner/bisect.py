@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -69,16 +68,14 @@ def run(arguments: argparse.Namespace) -> int:
                 judged = verdict.judge(results, issues, None, commands._fail_on(config))
                 commands._write_outputs(directory, judged, None)
             progress.close()
-            _show(report, directory, arguments.json)
+            code = report.exit_code if interruption.exit_code is None else interruption.exit_code
+            if arguments.json:
+                document = bisect_report.as_json(report)
+                print(json.dumps({**document, "results": str(directory / RESULTS), "exit_code": code}, indent=1))
+            else:
+                print(log_text.safe(bisect_report.text(report)))
             sys.stdout.flush()
-    return report.exit_code if interruption.exit_code is None else interruption.exit_code
-
-
-def _show(report: Report, directory: Path, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**bisect_report.as_json(report), "results": str(directory / RESULTS)}, indent=1))
-    else:
-        print(log_text.safe(bisect_report.text(report)))
+    return code
 
 
 # What is asked
