@@ -74,6 +74,44 @@ def copy(checkout: Path, target: Path) -> None:
         shutil.copy2(checkout / name, target / name, follow_symlinks=False)
 
 
+@dataclass(frozen=True)
+class Commit:
+    name: str
+    subject: str
+
+
+def revision(checkout: Path, written: str) -> str:
+    """The commit that a user means in the repository whose top the checkout is."""
+    top = _git(checkout, "rev-parse", "--show-toplevel")
+    if top is None or Path(top.strip()).resolve() != checkout.resolve():
+        raise Unresolvable(f"deepspeed: the directory {checkout} is not the top of a git repository")
+    found = (
+        None if written.startswith("-") else _git(checkout, "rev-parse", "--verify", "--quiet", f"{written}^{{commit}}")
+    )
+    if not found:
+        raise Unresolvable(f"deepspeed: the repository {checkout} has no commit, branch or tag {written!r}")
+    return found.strip()
+
+
+def history(checkout: Path, one: str, other: str) -> tuple[Commit, ...]:
+    """From one of these commits to the other, both included, oldest first; of a merge the first parent.
+
+    The two come in any order. What was edited since the last commit is none.
+    """
+    for old, new in ((one, other), (other, one)):
+        if _git(checkout, "merge-base", "--is-ancestor", old, new) is not None:
+            return (
+                *_log(checkout, "--max-count=1", old),
+                *_log(checkout, "--first-parent", "--reverse", f"{old}..{new}"),
+            )
+    raise Unresolvable(f"deepspeed: neither of the commits {one[:10]} and {other[:10]} is an ancestor of the other")
+
+
+def _log(checkout: Path, *words: str) -> list[Commit]:
+    listed = _git(checkout, "log", "--format=%H %s", *words, "--")
+    return [Commit(*line.split(" ", 1)) for line in (listed or "").splitlines()]
+
+
 @functools.cache
 def commit_of(url: str, reference: str | None) -> str:
     """The commit that a branch, a tag or the default branch of a repository stands for now."""

@@ -81,6 +81,14 @@ examples:
   sp-compat doctor --torch 2.13 --lane nccl --json    whether its GPUs and their driver can run this
   sp-compat doctor --environment container            whether its container engine can
 """,
+    "bisect": """\
+examples:
+  sp-compat bisect loss/all_gather_weighted --lane nccl-path --good 2.3 --bad 2.2
+  sp-compat bisect collectives/broadcast --lane nccl-path --torch '>=2.1,<2.8' --disk-budget 20G
+  sp-compat bisect attention/seq_all_to_all --axis deepspeed --torch 2.6 --good 0.17.0 --bad latest
+  sp-compat bisect attention/seq_all_to_all --deepspeed path:../DeepSpeed --good v0.18.0 --bad HEAD
+  sp-compat bisect collectives/all_gather --nightly --good 2026-11-01 --bad 2026-11-30
+""",
     "explain": """\
 example:
   sp-compat explain loss/all_gather_weighted
@@ -262,6 +270,7 @@ def parser() -> argparse.ArgumentParser:
         _command("run", "doctor"),
     )
     _add_doctor(doctor)
+    _add_bisect(add("bisect", "find the release, nightly or commit where the outcome of a case changes", _bisect))
 
     explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
@@ -457,6 +466,59 @@ def _add_history(commands: Commands) -> None:
         action.add_argument("--database", type=Path, default=Path(HISTORY), metavar="FILE", help=f"default: {HISTORY}")
 
 
+def _add_bisect(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"""{parser.description}
+
+A change is another outcome, factor or convention in any cell of the case: of all its lanes, topologies and parameters,
+or of those that are selected. With --good and --bad, of which either may be the older, it halves what lies between
+them. Without, it visits the newest patch of every minor release and narrows each change down. What cannot be built or
+imported is passed over. Ends with 0 when the search has come to its end, with a change or without; 1 when the ends do
+the same; 4 when an end, or fewer than two releases, could be measured; 130 on Ctrl-C, with what is known so far."""
+    parser.add_argument("case", metavar="SUITE/CASE", help="user/MODULE:FUNCTION for a loss of your own")
+
+    group = parser.add_argument_group("along what")
+    group.add_argument(
+        "--good", metavar="END", help="a release where it is right: 2.3, 2.3.1, latest, a date, a commit"
+    )
+    group.add_argument("--bad", metavar="END", help="one where it is not")
+    group.add_argument("--axis", choices=("torch", "deepspeed"), help="what is searched (default: torch)")
+    group.add_argument("--nightly", action="store_true", help="among the dated nightlies of torch")
+    for option, text in (
+        ("--torch", "a range to search in; with --axis deepspeed the release to stay at (default: latest)"),
+        (
+            "--deepspeed",
+            "the release to stay at (default: auto where the case needs it, else none); with --axis deepspeed a range "
+            "to search in, or a checkout, path:DIR, to search among its commits",
+        ),
+    ):
+        group.add_argument(option, action="append", default=[], metavar="RELEASE", help=text)
+
+    group = parser.add_argument_group("which cells")
+    for option, metavar, text in (
+        ("--lane", "LANE", "gloo, nccl-path (emulated) or nccl"),
+        ("--topology", "NAME", "sp4, sp2-contiguous ... or groups of ranks, 0,3/1,2"),
+        ("--parameter", "KEY=VALUE", "a variant of the case, such as dtype=bfloat16"),
+    ):
+        group.add_argument(option, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
+    group.add_argument("--world-size", type=int, metavar="N", help="ranks, 2 to 8 (default: 4)")
+    group.add_argument("--thorough", action="store_true", help="the full product of the case's variants")
+    _add_config(group)
+    group.add_argument("--known-issues", metavar="FILE", help="for the report: added to the built-in ones; or none")
+
+    group = parser.add_argument_group("environments")
+    group.add_argument("--environment", metavar="KIND", help="venv or container (default: auto)")
+    group.add_argument(
+        "--disk-budget",
+        type=size,
+        metavar="SIZE",
+        help="what environments may take, looked at after each: what was built for this is removed first, then the "
+        f"least recently used (default: {LIST_BUDGET}, or what is there already)",
+    )
+    _add_execution(parser)
+    parser.set_defaults(python=None, fail_on=None, base_image=None, registry=None)
+    parser.set_defaults(tests=[], tests_require=[], tests_workers=None)
+
+
 def _add_environments(commands: Commands) -> None:
     environments = _sub(commands, "env", "the environments that are kept, and what releases of DeepSpeed they can have")
     actions = environments.add_subparsers(metavar="ACTION", required=True)
@@ -505,6 +567,12 @@ def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespac
         return function(namespace)
 
     return call
+
+
+def _bisect(namespace: argparse.Namespace) -> int:
+    from runner import bisect
+
+    return bisect.run(namespace)
 
 
 class _Version(argparse.Action):

@@ -132,7 +132,7 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
             config = environment_kind.settled(config, work.processes, os.environ)
             planned, current = make_plan(arguments, config, description, work)
             planned = work.preflight(config).checked(planned, planned_of(config, planned.legs))
-            caller = {**os.environ, **work.gpus_of_legs(planned)}
+            caller = {**os.environ, **work.gpus_of(config)}
             interruption.begin_work()
             session = Session(
                 environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
@@ -181,10 +181,9 @@ class _Work:
         is_ready = environment_kind.preparing(config, self.environments).is_ready
         return Preflight(Disks(self.processes, os.environ), self.environments.cache.root, is_ready)
 
-    def gpus_of_legs(self, planned: Plan) -> dict[str, str]:
-        """Rank r gets the r-th of the GPUs that can be used."""
-        on_gpus = any(leg.runner == "nccl" and not leg.problem for leg in planned.legs)
-        devices = self.gpus.gpus.devices if on_gpus else None
+    def gpus_of(self, config: Config) -> dict[str, str]:
+        """For the legs of the lane nccl: rank r gets the r-th of the GPUs that can be used."""
+        devices = self.gpus.gpus.devices if config.wants(planning.GPU_LANE) else None
         return {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
 
     @classmethod

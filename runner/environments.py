@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -753,8 +753,10 @@ def collect(
     everything: bool,
     now: float,
     clean_uv: Callable[[], bool],
+    first: Collection[str] = (),
 ) -> Removed:
-    """Remove what nobody uses: interrupted builds, what is too old, then the least recently used until the rest fits.
+    """Remove what nobody uses: interrupted builds, what is too old, then the least recently used until the rest fits,
+    of these the keys in `first` before any other.
 
     Environments are hard links into uv's cache, so removing one frees little as long as uv keeps the files. Those
     that stay are counted without uv's cache, and uv's cache goes when both together are too much.
@@ -763,7 +765,7 @@ def collect(
     left = before.total - before.uv
     removed: list[str] = []
     in_use: list[str] = []
-    for environment in before.environments:
+    for environment in sorted(before.environments, key=lambda one: one.key not in first):
         too_old = older_than is not None and now - environment.used > older_than
         too_much = budget is not None and left > budget
         if not (everything or too_old or too_much or environment.content is None):

@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -189,6 +189,15 @@ def available_torch(settings: IndexSettings, table: ReleaseTable) -> IndexAnswer
         releases += tuple(release for release in table.available() if release.version not in known)
         return IndexAnswer(releases, f"{note}: the releases of torch are those that sp-compat knows of")
     return IndexAnswer(releases, f"{note}: what it has of torch is left out")
+
+
+def available_nightlies(settings: IndexSettings, index: str) -> IndexAnswer:
+    """The nightlies of torch that their index keeps; it is asked as the machine's own are, and none of those."""
+    alone = replace(settings, index_url=index, extra_index_urls=(), find_links=(), no_index=False)
+    ((place, answer),) = _ask_all(alone, "torch")
+    if isinstance(answer, str):
+        return IndexAnswer((), f"no answer from {masked(place)} ({answer})")
+    return IndexAnswer(_releases(answer))
 
 
 def available_deepspeed(settings: IndexSettings, known: Sequence[str]) -> DeepSpeedAnswer:

@@ -153,3 +153,42 @@ def test_a_reference_becomes_a_commit(checkout: Path) -> None:
         checkouts.commit_of(url, "feature")
     with pytest.raises(Unresolvable, match="cannot be read"):
         checkouts.commit_of((checkout / "nowhere").as_uri(), "main")
+
+
+def test_the_commits_between_two_are_those_of_the_first_parent_oldest_first(checkout: Path) -> None:
+    def commit(subject: str) -> str:
+        git(checkout, "commit", "-q", "--allow-empty", "-m", subject)
+        return git(checkout, "rev-parse", "HEAD")
+
+    first = git(checkout, "rev-parse", "HEAD")
+    second = commit("second")
+    git(checkout, "checkout", "-q", "-b", "side")
+    side = commit("on the side")
+    git(checkout, "checkout", "-q", "main")
+    third = commit("third")
+    git(checkout, "merge", "-q", "--no-ff", "-m", "merged `side`", "side")
+    merge = git(checkout, "rev-parse", "HEAD")
+    (checkout / "setup.py").write_text("print('edited')\n")
+    before = everything_in(checkout)
+
+    found = checkouts.history(checkout, checkouts.revision(checkout, "main"), first)
+
+    assert [one.name for one in found] == [first, second, third, merge]
+    assert [one.subject for one in found] == ["first", "second", "third", "merged `side`"]
+    assert checkouts.history(checkout, first, merge) == found
+    assert everything_in(checkout) == before
+    with pytest.raises(Unresolvable, match="neither of the commits"):
+        checkouts.history(checkout, side, third)
+
+
+@pytest.mark.parametrize("written", ["nowhere", "--all", "HEAD~99", ""])
+def test_what_is_no_commit_is_said(checkout: Path, written: str) -> None:
+    with pytest.raises(Unresolvable, match="has no commit, branch or tag"):
+        checkouts.revision(checkout, written)
+
+
+def test_commits_are_those_of_a_repository_and_of_its_top(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    for directory in (tmp_path / "plain", checkout / "deepspeed"):
+        with pytest.raises(Unresolvable, match="is not the top of a git repository"):
+            checkouts.revision(directory, "HEAD")

@@ -13,7 +13,7 @@ from runner import cli
 from tests.product import running
 from tests.product.running import ONE_CASE, TORCH
 
-COMMANDS = ["run", "plan", "leg", "report", "comment", "explain", "env", "env list", "env gc"]
+COMMANDS = ["run", "plan", "leg", "report", "comment", "bisect", "explain", "env", "env list", "env gc"]
 
 
 def sp_compat(directory: Path, *arguments: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
