@@ -67,7 +67,8 @@ OWNER = "sp-compat.owner"
 PYTHON = Path("/opt/sp-compat/bin/python")
 SUITE = Path("/sp-compat/suite")
 PROJECT = Path("/project")
-OBSERVATIONS = Path("/sp-compat/observations.jsonl")
+WRITTEN = Path("/sp-compat/written")
+HOME = Path("/tmp")
 TETHER_INSIDE = "/sp-compat/tether.py"
 PROBE_INSIDE = "/sp-compat/probe.py"
 
@@ -82,6 +83,10 @@ ENGINE_FAILED = (125, 126, 127)
 
 STEP = re.compile(r"(?m)^(#[0-9]+ (?:[0-9]+\.[0-9]+ )?|STEP [0-9/]+: )")
 """What builders write before each line."""
+
+
+Place = Callable[[Path], str]
+"""Where a path of this machine is seen by the interpreter that measures."""
 
 
 @dataclass(frozen=True)
@@ -486,48 +491,54 @@ class SuiteContainer:
 
     def start(
         self,
-        arguments: Callable[[Path, Path, Path], list[str]],
+        arguments: Callable[[Place], Sequence[str]],
         *,
         suite: Path,
-        project: Path | None,
-        observations: Path,
+        project: Path,
+        shows_project: bool,
+        written: Sequence[Path],
         variables: Mapping[str, str],
         passed: Sequence[str],
         world_size: int,
         log: Path,
         scratch: Path,
         watch: Callable[[], bool],
+        directory: Path = HOME,
+        limit: float | None = None,
     ) -> Ended:
-        """`arguments` are pytest's, of the places of suite, project and observations as they are seen inside.
+        """`arguments` are the interpreter's, told where suite, project and what is `written` are seen inside.
 
-        The observations are the one file that is written, as they come; it stays the caller's.
+        Those files are all that is written, as it comes; they stay the caller's.
         """
-        observations.touch()
-        mounts = [Mount(TETHER, TETHER_INSIDE), Mount(suite, str(SUITE)), Mount(observations, str(OBSERVATIONS), True)]
-        mounts += [Mount(_readable(project, scratch), str(PROJECT))] if project else []
+        places = {suite: SUITE, project: PROJECT, **{file: WRITTEN / file.name for file in written}}
+        for file in written:
+            file.touch()
+        mounts = [Mount(TETHER, TETHER_INSIDE), Mount(suite, str(SUITE))]
+        mounts += [Mount(file, str(places[file]), writable=True) for file in written]
+        mounts += [Mount(_readable(project, scratch), str(PROJECT))] if shows_project else []
         name = f"{NAME}-{self.labels[RUN]}-{secrets.token_hex(6)}"
         run = ContainerRun(
             image=self.image,
             name=name,
             command=[
                 *(str(PYTHON), "-I", "-S", TETHER_INSIDE, "0", ""),
-                *(str(PYTHON), "-I", "-B", "-m", "pytest"),
-                *arguments(SUITE, PROJECT, OBSERVATIONS),
+                *(str(PYTHON), *arguments(lambda path: str(places[path]))),
             ],
             labels=self.labels,
             mounts=mounts,
             variables={**OF_A_RUN, **variables},
             passed=passed,
-            user=self._user(observations),
-            directory="/tmp",
+            user=self._user(),
+            directory=str(directory),
             shared_memory=world_size * SHARED_MEMORY_OF_A_RANK,
             memory=int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             processes=PROCESSES,
             gpus=gpus_of(self.engine.caller) if self.leg.runner == "nccl" else None,
         )
-        mode = observations.stat().st_mode
+        modes = {file: file.stat().st_mode for file in written}
         try:
-            observations.chmod(mode | 0o666)
+            for file, mode in modes.items():
+                file.chmod(mode | 0o666)
             ended = self.engine.processes.run(
                 self.engine.run_command(run),
                 environment=self.engine.variables(passed),
@@ -535,16 +546,18 @@ class SuiteContainer:
                 scratch=scratch,
                 log=log,
                 lifeline=True,
+                limit=limit,
                 watch=watch,
             )
         finally:
-            observations.chmod(mode)
+            for file, mode in modes.items():
+                file.chmod(mode)
         if ended.by != "itself" or ended.status in ENGINE_FAILED:
             with suppress(EngineError):  # it goes by itself too, when it sees that nobody waits for it
                 self.engine.remove(name)
         return ended
 
-    def _user(self, observations: Path) -> str | None:
+    def _user(self) -> str:
         """The caller, whose files it reads; never root."""
         return f"{os.getuid()}:{os.getgid()}" if os.getuid() else f"{USER}:{USER}"
 
@@ -571,8 +584,8 @@ def _readable(project: Path, scratch: Path) -> Path:
 
 # Nothing of the caller's environment is seen inside. Compilers and caches look for a home and for a user's name.
 OF_A_RUN = {
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
+    "HOME": str(HOME),
+    "TMPDIR": str(HOME),
     "USER": NAME,
     "LOGNAME": NAME,
     "LANG": "C.UTF-8",

@@ -65,3 +65,11 @@ install_deepspeed() {
         --overrides /context/deepspeed/overrides.txt "$deepspeed" $(cat /context/deepspeed/beside.txt)
     rm -rf /tmp/deepspeed
 }
+
+# What own tests need beside torch and DeepSpeed.
+install_beside() {
+    if [ -s /context/beside/requirements.txt ]; then
+        install "$@" --constraints /context/torch/constraints.txt ${TORCH:+"$TORCH"} \
+            --overrides /context/beside/overrides.txt --requirements /context/beside/requirements.txt
+    fi
+}

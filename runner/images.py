@@ -64,6 +64,7 @@ class Recipe:
         self._write_tools(context / "tools", uv)
         self._write_torch(context / "torch")
         self._write_deepspeed(context / "deepspeed")
+        self._write_beside(context / "beside")
         dockerfile = directory / "Dockerfile"
         text = DOCKERFILE.read_text("utf-8")
         settings = _settings(self.index.index)
@@ -110,12 +111,22 @@ class Recipe:
 
     def _write_deepspeed(self, directory: Path) -> None:
         directory.mkdir()
-        # uv does not see what the base has: without this it would install another torch beside it.
-        own = "".join(f"{name} ; python_version < '3'\n" for name in ("torch", "numpy")) if self.own_torch else ""
-        (directory / "overrides.txt").write_text(LEFT_OUT + own, "utf-8")
+        (directory / "overrides.txt").write_text(LEFT_OUT + self._of_the_base(), "utf-8")
         (directory / "beside.txt").write_text("\n".join(BESIDE_DEEPSPEED), "utf-8")
         if self.source:
             self.source(directory / "source")
+
+    def _write_beside(self, directory: Path) -> None:
+        """What own tests need, with the DeepSpeed that is there, which they must not change."""
+        directory.mkdir()
+        there = [self.leg.deepspeed] if self.leg.deepspeed and " @ " not in self.leg.deepspeed else []
+        needed = [*there, *self.leg.beside] if self.leg.beside else []
+        (directory / "requirements.txt").write_text("".join(f"{line}\n" for line in needed), "utf-8")
+        (directory / "overrides.txt").write_text(self._of_the_base(), "utf-8")
+
+    def _of_the_base(self) -> str:
+        """uv does not see what the base has: without this it would install another torch beside it."""
+        return "".join(f"{name} ; python_version < '3'\n" for name in ("torch", "numpy")) if self.own_torch else ""
 
 
 def without_mounts(dockerfile: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from matrix import lost_legs, markdown, own_tests
 from matrix.plan import LegPlan
 from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
-from runner.containers import SuiteContainer
+from runner.containers import HOME, Place, SuiteContainer
 from runner.environments import Failed, Ready, is_asked_for, is_deepspeed_asked_for, tail
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity
@@ -211,9 +211,8 @@ class LegRun:
     def _run_here(
         self, processes: Processes, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
     ) -> Ended:
-        options = self._pytest_arguments(self.suite, self.options.project, self.directory / OBSERVATIONS)
         return processes.run(
-            [self.environment.python, "-I", "-B", "-m", "pytest", *options],
+            [self.environment.python, *self._arguments(str)],
             environment=self._environment(caller, temporary),
             directory=temporary,
             scratch=temporary,
@@ -224,13 +223,13 @@ class LegRun:
     def _run_in(
         self, container: SuiteContainer, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
     ) -> Ended:
-        hidden = {} if self.plan.runner == "nccl" else {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
         return container.start(
-            self._pytest_arguments,
+            self._arguments,
             suite=self.suite,
-            project=self.options.project if self.options.losses else None,
-            observations=self.directory / OBSERVATIONS,
-            variables={**FIXED, **hidden},
+            project=self.options.project,
+            shows_project=bool(self.options.losses),
+            written=[self.directory / OBSERVATIONS],
+            variables=self._variables_inside(),
             passed=[name for name in self.options.pass_on if name in caller],
             world_size=self.options.world_size,
             log=log,
@@ -238,12 +237,19 @@ class LegRun:
             watch=lambda: self._watch(activity),
         )
 
-    def _pytest_arguments(self, suite: Path, project: Path, observations: Path) -> list[str]:
-        options = replace(self.options, project=project)
+    def _arguments(self, place: Place) -> list[str]:
+        suite = place(self.suite)
+        options = replace(self.options, project=Path(place(self.options.project)))
+        observations = Path(place(self.directory / OBSERVATIONS))
         return [
-            *(str(suite), "-c", str(suite / "pytest.ini"), "--rootdir", str(suite), "-p", "no:cacheprovider", "-q"),
+            *("-I", "-B", "-m", "pytest", suite, "-c", f"{suite}/pytest.ini", "--rootdir", suite),
+            *("-p", "no:cacheprovider", "-q"),
             *options.arguments(self.plan.lanes, self.exclude, observations),
         ]
+
+    def _variables_inside(self) -> dict[str, str]:
+        hidden = {} if self.plan.runner == "nccl" else {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+        return {**self._fixed(HOME), **hidden}
 
     def _environment(self, caller: Mapping[str, str], temporary: Path) -> dict[str, str]:
         on_gpus = self.plan.runner == "nccl"

@@ -6,6 +6,7 @@ pytest's own JUnit document, kept beside the log, fills in what those lines lack
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import tempfile
@@ -23,6 +24,7 @@ from matrix.config import Config
 from matrix.own_tests import OwnTest, Result
 from matrix.plan import LegPlan
 from matrix.results import Leg, Observation, Reason, Results, Seconds, Status
+from runner.containers import PROJECT, Place, SuiteContainer
 from runner.environments import Ready
 from runner.errors import UsageError
 from runner.leg import KILLED, LegResult, LegRun, Process, Record, SuiteOptions, last_words, left_clean
@@ -115,18 +117,10 @@ class OwnTestsRun(LegRun):
         activity.stage("starting own tests")
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
         with left_clean():
-            ended = processes.run(
-                [
-                    *(self.environment.python, self.suite / LAUNCHER),
-                    *(self.directory / LINES, self.directory / STACKS, *self._arguments()),
-                ],
-                environment=self._environment(caller, temporary),
-                directory=self.options.project,
-                scratch=temporary,
-                log=log,
-                limit=self.options.tests_limit,
-                watch=lambda: self._watch(activity),
-            )
+            if self.environment.container is None:
+                ended = self._run_here(processes, caller, temporary, log, activity)
+            else:
+                ended = self._run_in(self.environment.container, caller, temporary, log, activity)
         self._take_in(activity)
         status, reason, detail = self._judge(ended, processes, log)
         observed = () if reason == "mismatch" else tuple(self._observations(ended))
@@ -135,15 +129,61 @@ class OwnTestsRun(LegRun):
         leg = self._leg(status, reason, detail, ended.seconds)
         return LegResult(msgspec.structs.replace(leg, log=f"legs/{self.plan.id}/{LOG}"), observed)
 
-    def _arguments(self) -> list[str | Path]:
+    def _run_here(
+        self, processes: Processes, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
+    ) -> Ended:
+        return processes.run(
+            [self.environment.python, *self._arguments(str)],
+            environment=self._environment(caller, temporary),
+            directory=self.options.project,
+            scratch=temporary,
+            log=log,
+            limit=self.options.tests_limit,
+            watch=lambda: self._watch(activity),
+        )
+
+    def _run_in(
+        self, container: SuiteContainer, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
+    ) -> Ended:
+        return container.start(
+            self._arguments,
+            suite=self.suite,
+            project=self.options.project,
+            shows_project=True,
+            written=[self.directory / name for name in (LINES, STACKS, JUNIT)],
+            variables=self._variables_inside(),
+            passed=[name for name in self.options.pass_on if name in caller],
+            world_size=self.options.world_size,
+            log=log,
+            scratch=temporary,
+            watch=lambda: self._watch(activity),
+            directory=PROJECT,
+            limit=self.options.tests_limit,
+        )
+
+    def _arguments(self, place: Place) -> list[str]:
         """The user's own configuration of pytest holds; what is added comes after it."""
         workers = self.options.tests_workers
         return [
+            f"{place(self.suite)}/{LAUNCHER}",
+            *(place(self.directory / name) for name in (LINES, STACKS)),
             *("-p", "no:cacheprovider", "--continue-on-collection-errors"),
-            *(f"--junitxml={self.directory / JUNIT}", "-o", "junit_family=xunit1"),
+            *(f"--junitxml={place(self.directory / JUNIT)}", "-o", "junit_family=xunit1"),
             *([f"--numprocesses={workers}"] if workers else []),
-            *self.paths,
+            *map(self._from_the_project, self.paths),
         ]
+
+    def _from_the_project(self, path: str) -> str:
+        """In a container the project's directory is elsewhere."""
+        if self.environment.container is None:
+            return path
+        file, names, rest = path.partition("::")
+        return os.path.relpath(file, self.options.project) + names + rest
+
+    @property
+    def _project(self) -> Path:
+        """The project's directory as the tests see it."""
+        return self.options.project if self.environment.container is None else PROJECT
 
     def _fixed(self, temporary: Path) -> Mapping[str, str]:
         on_cpu = self.environment.found.deepspeed and self.plan.runner == "cpu"
@@ -179,6 +219,9 @@ class OwnTestsRun(LegRun):
         if ended.by == "time limit":
             limit = f"{self.options.tests_limit:.0f} s were over"
             return "timed-out", None, f"{limit} {count}; give them more by --tests-limit"
+        container = self.environment.container
+        if container and record.status is None and (fault := container.fault(ended, log)):
+            return "environment-failed", "machine", f"{fault} {count}"
         if record.unreadable:
             return "environment-failed", "import", f"the own tests wrote a {record.unreadable}"
         if record.status is None and ended.status in KILLED:
@@ -206,11 +249,10 @@ class OwnTestsRun(LegRun):
 
     def _foreign(self) -> str | None:
         """Why what the tests imported is not what the leg is called after: a checkout in the project, for one."""
-        environment = self.environment.python.parent.parent
         if self.environment.record.kind == "current":
             return None
         for name, file in self.record.imported.items():
-            if file is None or Path(file).is_relative_to(environment) or self._is_under_test(Path(file)):
+            if file is None or self._is_of_the_leg(Path(file)):
                 continue
             return (
                 f"the own tests imported {name} from {Path(file).parent}, not the one of this leg; run them from "
@@ -218,8 +260,15 @@ class OwnTestsRun(LegRun):
             )
         return None
 
-    def _is_under_test(self, file: Path) -> bool:
-        """Whether it lies in the checkout that the leg was built from."""
+    def _is_of_the_leg(self, file: Path) -> bool:
+        """Whether it is what the leg was built with, or lies in the checkout that it was built from."""
+        if self.environment.container is None:
+            if file.is_relative_to(self.environment.python.parent.parent):
+                return True
+        elif not file.is_relative_to(PROJECT):
+            return True  # whatever the image has was looked at when it was made
+        else:
+            file = self.options.project / file.relative_to(PROJECT)
         _, _, url = (self.plan.deepspeed or "").partition(" @ ")
         return url.startswith("file://") and file.is_relative_to(unquote(urlsplit(url).path))
 
@@ -228,10 +277,8 @@ class OwnTestsRun(LegRun):
         if self.options.tests_workers:
             tests.sort(key=lambda test: (test.file, test.name, test.variant or ""))  # they end in any order
         known = {test.key for test in tests}
-        root = self.record.root or self.options.project
-        tests += [
-            test for test in read_junit(self.directory / JUNIT, root, self.options.project) if test.key not in known
-        ]
+        root = self.record.root or self._project
+        tests += [test for test in read_junit(self.directory / JUNIT, root, self._project) if test.key not in known]
         return own_tests.observations(
             tests,
             leg=self.plan.id,
@@ -272,6 +319,11 @@ def check_paths(config: Config) -> None:
             raise UsageError(
                 f"{config.origin('tests', number)}: there is no {written.partition('::')[0]}; "
                 "write the path of a file or a directory with tests"
+            )
+        if config.environment == "container" and not Path(written).absolute().is_relative_to(Path.cwd()):
+            raise UsageError(
+                f"{config.origin('tests', number)}: {written} is outside of {Path.cwd()}, and a container sees only "
+                "that directory; run it from a directory that holds the tests"
             )
 
 
