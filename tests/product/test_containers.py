@@ -150,6 +150,45 @@ def test_what_the_suite_sees_in_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curious.py", "out"]
 
 
+OWN_TESTS = """
+from pathlib import Path
+import pytest, torch
+
+def test_where_it_is_run():
+    assert Path.cwd() == Path("/project") and Path(__file__) == Path("/project/tests/test_own.py")
+    assert torch.__file__.startswith("/opt/sp-compat")
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_factor(factor):
+    assert factor == 1
+
+def test_hang():
+    import time
+    time.sleep(600)
+"""
+
+
+def test_own_tests_are_run_in_there(engine: RealEngine, built: Mapping[str, Any], cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_own.py").write_text(OWN_TESTS)
+
+    options = ("--suite", "tests", "--tests", "tests", "--tests-limit", "12s", "--deepspeed", "none")
+    done = run(engine, cache, tmp_path, "--torch", TORCH, *options)
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    outcomes = {(one["case"], one["parameters"].get("variant")): one["outcome"] for one in results["observations"]}
+    assert outcomes == {
+        ("tests/test_own.py::test_where_it_is_run", None): "pass",
+        ("tests/test_own.py::test_factor", "1"): "pass",
+        ("tests/test_own.py::test_factor", "2"): "wrong",
+        ("tests/test_own.py::test_hang", None): "hang",
+    }
+    assert "in test_hang" in results["observations"][-1]["ranks"][0]["stack"]
+    assert engine.containers() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tests"]
+
+
 @pytest.mark.parametrize(
     "victim",
     ["program", pytest.param("client", marks=pytest.mark.slow), pytest.param("container", marks=pytest.mark.slow)],
