@@ -21,7 +21,7 @@ from runner.action_inputs import PLAN, Inputs
 from runner.cli import CURRENT_PYTHON
 from runner.errors import Failure, UsageError
 from runner.github_job import GitHubJob
-from runner.report import BASELINE
+from runner.outputs import BASELINE
 
 LEG_BUDGET = "50m"
 """What a leg is given where the input `budget` is empty."""

@@ -1,4 +1,4 @@
-"""The command line: its words, and how it ends. What the commands do is in `commands`, imported when one is run."""
+"""The command line: its words, and how it ends. What a command does is in a module of its own, imported late."""
 
 from __future__ import annotations
 
@@ -209,11 +209,11 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    run = add("run", "measure: build the environments, run the suite in each, report", _command("run"))
+    run = add("run", "measure: build the environments, run the suite in each, report", _command("run", "measure"))
     _add_selection(run)
     _add_execution(run)
 
-    plan = add("plan", "show what `run` would do, without doing it", _command("plan"))
+    plan = add("plan", "show what `run` would do, without doing it", _command("plan", "show_plan"))
     _add_selection(plan)
     plan.add_argument("--json", action="store_true", help="for a program, and for `leg --plan`")
     plan.add_argument(
@@ -223,7 +223,7 @@ def parser() -> argparse.ArgumentParser:
         "code that is not trusted with GPUs",
     )
 
-    leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg"))
+    leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg", "measure"))
     leg.add_argument(
         "id", nargs="?", metavar="LEG", help="its id, as `plan` shows it; not needed where there is one leg"
     )
@@ -231,7 +231,9 @@ def parser() -> argparse.ArgumentParser:
     _add_selection(leg)
     _add_execution(leg)
 
-    report = add("report", "write the report again, of one results.json or of several together", _command("report"))
+    report = add(
+        "report", "write the report again, of one results.json or of several together", _command("report", "report")
+    )
     report.add_argument(
         "paths",
         nargs="+",
@@ -250,7 +252,7 @@ def parser() -> argparse.ArgumentParser:
     comment = add(
         "comment",
         "post the verdict on the pull request, or bring the comment that is there up to date",
-        _command("comment"),
+        _command("comment", "comment"),
     )
     comment.add_argument(
         "path",
@@ -270,9 +272,15 @@ def parser() -> argparse.ArgumentParser:
         _command("run", "doctor"),
     )
     _add_doctor(doctor)
-    _add_bisect(add("bisect", "find the release, nightly or commit where the outcome of a case changes", _bisect))
+    _add_bisect(
+        add(
+            "bisect",
+            "find the release, nightly or commit where the outcome of a case changes",
+            _command("run", "bisect"),
+        )
+    )
 
-    explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
+    explain = add("explain", "say what a case measures and what is known of it", _command("explain", "explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
     _add_history(commands)
@@ -525,7 +533,7 @@ def _add_environments(commands: Commands) -> None:
 
     listing = _sub(actions, "env list", "the environments, their size and when they were used")
     listing.add_argument("--json", action="store_true", help="for a program")
-    listing.set_defaults(command=_command("list_environments"))
+    listing.set_defaults(command=_command("list_environments", "env"))
 
     measuring = _sub(
         actions,
@@ -542,7 +550,7 @@ def _add_environments(commands: Commands) -> None:
     )
     measuring.add_argument("--keep", action="store_true", help="keep the environments that were built")
     measuring.add_argument("--quiet", action="store_true", help="no progress")
-    measuring.set_defaults(command=_command("measure_deepspeed"))
+    measuring.set_defaults(command=_command("measure_deepspeed", "measure_deepspeed"))
 
     gc = _sub(actions, "env gc", "remove environments and images of ours; never one that is in use")
     gc.add_argument(
@@ -554,10 +562,10 @@ def _add_environments(commands: Commands) -> None:
     gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
     gc.add_argument("--all", action="store_true", help="everything, uv's cache too")
     gc.add_argument("--json", action="store_true", help="for a program")
-    gc.set_defaults(command=_command("collect_environments"))
+    gc.set_defaults(command=_command("collect_environments", "env"))
 
 
-def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
+def _command(name: str, module: str) -> Callable[[argparse.Namespace], int]:
     """The function of that name in a module that is imported only when it is called: help has to be quick."""
 
     def call(namespace: argparse.Namespace) -> int:
@@ -567,12 +575,6 @@ def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespac
         return function(namespace)
 
     return call
-
-
-def _bisect(namespace: argparse.Namespace) -> int:
-    from runner import bisect
-
-    return bisect.run(namespace)
 
 
 class _Version(argparse.Action):

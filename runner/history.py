@@ -17,7 +17,7 @@ from matrix.history import CellName, Change, InvalidRun, LegChange, Line, Run
 from matrix.results import Leg
 from runner import history_database, results_files
 from runner.errors import MachineError, UsageError
-from runner.report import write_whole
+from runner.outputs import write_whole
 
 PAGE = "history.html"
 
