@@ -28,7 +28,7 @@ from matrix.requests import InvalidRequest, Unresolvable
 from matrix.results import Leg, Results
 from runner import conclusion, environment_kind, environments, judging, package_index, results_files, settings, suite
 from runner.cache import Cache
-from runner.cli import LIST_BUDGET, program_version, size
+from runner.cli import LIST_BUDGET, program_version
 from runner.errors import MachineError, UsageError
 from runner.make_plan import deepspeed_releases_of, plan_here
 from runner.results_files import RESULTS
@@ -36,6 +36,7 @@ from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
 from runner.tracks import Listings, Track, Wish
 from runner.uv import clean_uv
+from runner.values import size
 from runner.work import Work, progress_of, source_of_job
 
 NAMES = {"torch": "torch", "deepspeed": "DeepSpeed"}

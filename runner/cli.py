@@ -6,7 +6,6 @@ import argparse
 import errno
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matrix.marker import COMMENT_ID
+from runner.examples import EXAMPLES
+from runner.values import duration, number, positive, sha, size, workers
 
 if TYPE_CHECKING:
     from matrix.verdict import Verdict
@@ -31,110 +32,6 @@ CURRENT_PYTHON = "SP_COMPAT_PYTHON"
 DESCRIPTION = """\
 On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right
 gradient? sp-compat measures it, in an environment for each release, and says what it saw."""
-
-EXAMPLES = {
-    "sp-compat": """\
-examples:
-  sp-compat run                                    sp-compat.yml if there is one, else the defaults
-  sp-compat run --torch 2.2.2 --torch 2.3.1        two releases
-  sp-compat run --loss my_pkg.training:sp_loss     a loss of your own, beside the built-in cases
-""",
-    "run": """\
-examples:
-  sp-compat run --torch 2.2.2 --torch 2.3.1 --deepspeed none --lane nccl-path --out out/
-  sp-compat run --torch 2.6 --deepspeed auto --deepspeed 0.17.6 --deepspeed path:../DeepSpeed
-  sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
-  sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
-  sp-compat run --suite tests --tests tests/sp --tests-require einops
-  sp-compat run --environment current --python /opt/conda/bin/python
-  sp-compat run --environment container --torch 2.2.2 --registry ghcr.io/owner/sp-compat
-""",
-    "plan": """\
-examples:
-  sp-compat plan --torch '>=2.1,<2.4' --json
-  sp-compat plan --runners all --json > plan.json      for jobs on the configuration's runners
-""",
-    "leg": """\
-examples:
-  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --out out/torch2.2.2
-  sp-compat leg --torch 2.2.2 --out out/torch2.2.2
-  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --plan plan.json
-  sp-compat report out/*/results.json --out out
-""",
-    "report": """\
-examples:
-  sp-compat report out/
-  sp-compat report first/results.json second/results.json --out both/
-  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
-  sp-compat report out/ --baseline before/          compared with an earlier run
-  sp-compat report out/ --baseline auto             in a workflow of GitHub: with the newest run where the change began
-""",
-    "comment": """\
-examples:
-  sp-compat comment out/                                 in a workflow of GitHub: on the event's pull request
-  sp-compat comment out/ --pull-request 7 --comment changes
-  sp-compat comment out/ --comment-id nightly            one of several comments on a pull request
-""",
-    "doctor": """\
-examples:
-  sp-compat doctor                                    this machine, against sp-compat.yml or the defaults
-  sp-compat doctor --torch 2.13 --lane nccl --json    whether its GPUs and their driver can run this
-  sp-compat doctor --environment container            whether its container engine can
-""",
-    "bisect": """\
-examples:
-  sp-compat bisect loss/all_gather_weighted --lane nccl-path --good 2.3 --bad 2.2
-  sp-compat bisect collectives/broadcast --lane nccl-path --torch '>=2.1,<2.8' --disk-budget 20G
-  sp-compat bisect attention/seq_all_to_all --axis deepspeed --torch 2.6 --good 0.17.0 --bad latest
-  sp-compat bisect attention/seq_all_to_all --deepspeed path:../DeepSpeed --good v0.18.0 --bad HEAD
-  sp-compat bisect collectives/all_gather --nightly --good 2026-11-01 --bad 2026-11-30
-""",
-    "explain": """\
-example:
-  sp-compat explain loss/all_gather_weighted
-""",
-    "history": """\
-examples:
-  sp-compat history add out/
-  sp-compat history show
-""",
-    "history add": """\
-examples:
-  sp-compat history add                                  the run in out/
-  sp-compat history add nights/ --database nightly.sqlite    every run in the directories of nights/
-""",
-    "history fetch": """\
-example:
-  sp-compat history fetch && sp-compat history add out/
-""",
-    "history show": """\
-examples:
-  sp-compat history show                           every change, the newest first, and what changed with it
-  sp-compat history show 'loss/*' --json
-  sp-compat history show --html site/ --badge site/badge/
-""",
-    "env": """\
-examples:
-  sp-compat env list
-  sp-compat env gc --budget 40G --older-than 30d
-""",
-    "env list": """\
-example:
-  sp-compat env list --json
-""",
-    "env measure-deepspeed": """\
-examples:
-  sp-compat env measure-deepspeed --torch 2.2.2                     the newest release that works, found by trying
-  sp-compat env measure-deepspeed --torch 2.2.2 --deepspeed 0.19.0  this pair
-  sp-compat env measure-deepspeed --table matrix/data/deepspeed_releases.yaml
-""",
-    "env gc": """\
-examples:
-  sp-compat env gc                        what does not fit into 40G, the least recently used first
-  sp-compat env gc --older-than 30d
-  sp-compat env gc --all
-""",
-}
 
 
 def say(sentence: str) -> None:
@@ -614,56 +511,6 @@ def _sub(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-
-
-# Values
-
-
-def duration(text: str) -> float:
-    """Seconds, of `90s`, `30m`, `1h30m`, `30d`."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    seconds = sum(float(number) * units[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a time with its unit, such as 90s, 30m, 1h or 30d")
-    return seconds
-
-
-def size(text: str) -> int:
-    """Bytes, of `40G`, `500M`, `1.5T`; powers of 1024."""
-    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a size with its unit, such as 40G or 500M")
-    return int(float(found[1]) * units[found[2].upper()])
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of seconds greater than 0")
-    return number
-
-
-def workers(text: str) -> str:
-    if not re.fullmatch(r"auto|[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of processes, such as 4, or auto")
-    return text
-
-
-def number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a pull request, such as 7")
-    return int(text)
-
-
-def sha(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write the whole name of a commit, 40 hexadecimal digits")
-    return text
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import msgspec
 from matrix import log_text
 from runner import environments, image_store
 from runner.cache import Cache, cache_root
-from runner.cli import LIST_BUDGET, size
+from runner.cli import LIST_BUDGET
 from runner.uv import clean_uv
+from runner.values import size
 
 
 def list_environments(arguments: argparse.Namespace) -> int:
