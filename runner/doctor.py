@@ -28,7 +28,6 @@ from matrix.planning import Machine
 from runner import engine_findings, gpu_findings, interpreters, machine_findings, package_index, smoke, suite
 from runner.cache import Cache, cache_root
 from runner.cli import CURRENT_PYTHON
-from runner.commands import find_uv, read_config
 from runner.disks import Disks
 from runner.engine import About
 from runner.environments import Environments
@@ -36,7 +35,9 @@ from runner.errors import UsageError
 from runner.nvidia_smi import NvidiaSmi
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import standard
+from runner.settings import read_config
 from runner.suite import SuiteDescription
+from runner.uv import find_uv
 
 LIMIT, AT_LEAST = 8.0, 6.0
 """Seconds from the start of the program until the checks have to be through, and what they have on a busy machine."""
