@@ -52,7 +52,11 @@ is_gone() {
     [[ $1 != running && $1 != paused ]]
     return
   fi
-  text=$(cat "/proc/${words[0]}/stat" 2>/dev/null) || return 0
+  if ! text=$(cat "/proc/${words[0]}/stat" 2>/dev/null); then
+    # A /proc with hidepid, as the unit has it, hides the processes of other users: the kernel is asked.
+    [[ $(LC_ALL=C kill -0 "${words[0]}" 2>&1) == *'No such process' ]]
+    return
+  fi
   # The command's name stands in parentheses and may contain anything.
   read -r -a fields <<<"${text##*)}"
   [[ ${fields[0]} == [ZX] || ${fields[19]} != "${words[1]}" ]]
