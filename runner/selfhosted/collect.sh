@@ -64,9 +64,9 @@ own_images() {
   ids=$(bounded 60 "${setting[engine]}" image ls --quiet --no-trunc --filter "label=$IMAGE_LABEL") || return
   mapfile -t ids < <(sort --unique <<<"$ids" | grep .)
   [ ${#ids[@]} -gt 0 ] || return 0
-  bounded 60 "${setting[engine]}" image inspect "${ids[@]}" | jq --raw-output --arg label "$IMAGE_LABEL" '
+  bounded 60 "${setting[engine]}" image inspect "${ids[@]}" | jq --raw-output --arg name "$IMAGE_LABEL" '
     def seconds: sub("\\.[0-9]+"; "") | sub("[+-]00:00$"; "Z") | (fromdateiso8601? // 0);
-    .[] | "\(.Id) \(.Size) \(.Created // "" | seconds) \(.Config.Labels[$label])"' |
+    .[] | "\(.Id) \(.Size) \(.Created // "" | seconds) \(.Config.Labels[$name])"' |
     while read -r id size made key; do
       used=$made
       [[ ! $key =~ ^[A-Za-z0-9._-]+$ ]] || used=$(stat --format=%Y -- "${setting[cache]}/images/$key" 2>/dev/null) || used=$made
