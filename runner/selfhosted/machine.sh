@@ -86,7 +86,7 @@ bounded() {
   local seconds=$1 text errors='' status stream
   shift
   exec {stream}< <(
-    exec 3>&1 </dev/null
+    exec 3>&1 2>/dev/null </dev/null
     errors=$({
       timeout --kill-after=1 "$seconds" "$@" 3>&-
       printf '\nstatus=%s\0' "$?" >&3

@@ -79,7 +79,7 @@ BROKEN = {
     "hangs": ({"nvidia-smi": "trap '' TERM; sleep 30"}, "nvidia-smi gave no answer within 2 s"),
     # What hangs in the driver keeps its streams open, even when everything has been tried to end it.
     "cannot be killed": (
-        {"nvidia-smi": "setsid sleep 12 & while :; do sleep 1; done"},
+        {"nvidia-smi": "setsid sleep 40 & while :; do sleep 1; done"},
         "nvidia-smi gave no answer within 2 s",
     ),
     "error in a row": (
