@@ -456,6 +456,7 @@ def _add_environments(commands: Commands) -> None:
         metavar="SIZE",
         help=f"what may stay of environments, and of images, least recently used first (default: {LIST_BUDGET})",
     )
+    gc.add_argument("--image-budget", type=size, metavar="SIZE", help="of images, where it is another")
     gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
     gc.add_argument("--all", action="store_true", help="everything, uv's cache too")
     gc.add_argument("--json", action="store_true", help="for a program")

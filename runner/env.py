@@ -43,11 +43,14 @@ def list_environments(arguments: argparse.Namespace) -> int:
 
 def collect_environments(arguments: argparse.Namespace) -> int:
     cache = Cache(cache_root(os.environ))
-    nothing_said = arguments.budget is None and arguments.older_than is None and not arguments.all
+    said = (arguments.budget, arguments.image_budget, arguments.older_than)
+    nothing_said = not arguments.all and all(limit is None for limit in said)
     most = size(LIST_BUDGET) if nothing_said else arguments.budget
     limits = {"budget": most, "older_than": arguments.older_than, "everything": arguments.all, "now": time.time()}
     removed = environments.collect(cache, **limits, clean_uv=lambda: clean_uv(cache))
     engine = image_store.engine_of(os.environ)
+    if arguments.image_budget is not None:
+        limits["budget"] = arguments.image_budget
     images = image_store.collect(engine, cache, **limits) if engine else image_store.RemovedImages((), ())
     if arguments.json:
         freed = {"freed": removed.before - removed.after, "images": msgspec.to_builtins(images)}

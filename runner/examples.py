@@ -100,6 +100,7 @@ examples:
 examples:
   sp-compat env gc                        what does not fit into 40G, the least recently used first
   sp-compat env gc --older-than 30d
+  sp-compat env gc --budget 100G --image-budget 200G
   sp-compat env gc --all
 """,
 }

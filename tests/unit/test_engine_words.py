@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,23 @@ def test_only_a_container_whose_owner_has_gone_is_left_over() -> None:
     elsewhere = " ".join([pid, started, "another-boot", place[1]])
     assert not owner.is_gone(elsewhere, ended=False)
     assert owner.is_gone(elsewhere, ended=True)
+
+
+def test_an_owner_whom_proc_hides_is_asked_for_at_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = owner.of_this_process()
+    _, started, *place = mine.split()
+    monkeypatch.setattr(owner, "PROCESSES", tmp_path)  # as with hidepid: it has none of them
+    monkeypatch.setattr(owner, "_place", lambda: tuple(place))
+
+    assert not owner.is_gone(mine, ended=True)
+    for dead in ("4194305", "9" * 30):
+        assert owner.is_gone(" ".join([dead, started, *place]), ended=False)
+
+    def forbidden(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert not owner.is_gone(" ".join(["1", started, *place]), ended=True)
 
 
 @pytest.mark.parametrize("label", ["", "1", "a b c d", "1 2 3", "-1 2 3 4 5"])
