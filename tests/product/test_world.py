@@ -60,6 +60,9 @@ def act(me: Rank, task: Task) -> Report:
             pass
     if action == "close-everything":
         os.closerange(3, 1000)
+    if action == "close-everything-and-stay":
+        os.closerange(3, 1000)
+        os.kill(os.getpid(), signal.SIGSTOP)
     if action == "leave-a-child":
         subprocess.Popen(["sleep", "1000"])
         os._exit(0)
@@ -154,6 +157,25 @@ def test_a_stopped_rank_is_a_hang_and_is_removed(world: World) -> None:
 
 def test_a_rank_that_closes_its_channel_died(world: World) -> None:
     assert outcomes(world.run({"all": "return", "2": "close-everything"}, 10))[:2] == ("died", 2)
+
+
+def test_a_rank_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits in a driver; here nobody kills it."""
+    made = World(2, "gloo", act)
+    pids = [member.pid for member in made.meet()._members]
+    with monkeypatch.context() as patched:
+        patched.setattr("spsuite.world._kill", lambda member: None)
+        patched.setattr("spsuite.world.DEATH_LIMIT", 0.1)
+        began = time.monotonic()
+        ends = made.run({"0": "stop", "1": "close-everything-and-stay"}, 5)
+        made.close()
+        took = time.monotonic() - began
+    assert [os.waitpid(pid, os.WNOHANG)[0] for pid in pids] == [0, 0]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert outcomes(ends)[:2] == ("hang", 1)
+    assert took < 10
 
 
 def processes_with(text: str) -> list[str]:

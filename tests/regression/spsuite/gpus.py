@@ -11,10 +11,13 @@ import os
 import re
 import select
 import signal
+import time
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+
+from spsuite.kernel import DEATH_LIMIT, reaped
 
 _ANSWER_LIMIT = 60.0  # seconds; a GPU that has fallen off the bus never answers
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where there is a driver
@@ -38,6 +41,8 @@ def see() -> Seen:
     if not torch.backends.cuda.is_built():
         return Seen()
     cuda: Optional[str] = torch.version.cuda
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # a leg of the CPU lanes: no driver that hangs shall hold it up
+        return Seen(cuda=cuda)
     if not any(Path(device).exists() for device in _DEVICES):
         return Seen(cuda=cuda)
     answer = _in_another_process()
@@ -69,7 +74,7 @@ def _in_another_process() -> Dict[str, Any]:
         else:
             os.kill(pid, signal.SIGKILL)
             text = json.dumps({"error": f"they did not answer within {_ANSWER_LIMIT:.0f} s"}).encode()
-    os.waitpid(pid, 0)
+    reaped(pid, time.monotonic() + DEATH_LIMIT)
     found: Dict[str, Any] = json.loads(text or b'{"error": "the process that asked for them ended"}')
     return found
 
