@@ -96,8 +96,9 @@ class Gpus:
         return int(versions[0].split(".")[0]) if versions else None
 
     @property
-    def oldest_capability(self) -> tuple[int, int] | None:
-        return min((gpu.capability for gpu in self.usable if gpu.capability), default=None)
+    def capabilities(self) -> tuple[tuple[int, int], ...]:
+        """Of the usable ones, each once, oldest first."""
+        return tuple(sorted({gpu.capability for gpu in self.usable if gpu.capability}))
 
     @property
     def devices(self) -> str | None:

@@ -239,6 +239,20 @@ def test_gpus_that_cuda_13_has_no_code_for(machine: FakedMachine, examine: Exami
     assert "a GPU of this machine has 7.0" in found.of("gpu-architecture").sentence
 
 
+def test_gpus_that_are_newer_than_a_release(machine: FakedMachine, examine: Examine) -> None:
+    machine.gpus(*[{"name": "NVIDIA B200", "compute_cap": "10.0"}] * 4).space()
+    found = examine(*ON_GPUS)
+    assert found.code == 4
+    assert "no code for GPUs newer than compute capability 9.0" in found.of("gpu-architecture").sentence
+    assert found.of("gpu-architecture").fix == "measure newer releases on this machine"
+    found = examine("--lane", "nccl", "--torch", "2.7.1", "--environment", "venv")
+    assert found.code == 0
+    assert "a run takes the build for CUDA 12.8" in found.of("gpu-architecture").sentence
+    found = examine("--lane", "nccl", "--torch", "2.7.1+cu126", "--environment", "venv")
+    assert found.code == 4
+    assert "torch 2.7.1+cu128" in found.of("gpu-architecture").fix
+
+
 def test_an_old_nvidia_smi_that_knows_fewer_fields(machine: FakedMachine, examine: Examine) -> None:
     machine.gpus(*HEALTHY, unknown=("compute_cap", "mig.mode.current")).space()
     assert "4 of 4 GPUs" in examine(*ON_GPUS).of("gpu-count").sentence

@@ -105,6 +105,8 @@ def test_gpus_that_a_build_has_code_for(capability: tuple[int, int], architectur
     if sentence is not None:
         assert f"compute capability {capability[0]}.{capability[1]}" in sentence
         assert architectures[0] in sentence
+        newest = max(int(name.strip("smcopute_a")) for name in architectures)
+        assert ("take a newer release" in sentence) is (capability[0] * 10 + capability[1] > newest)
 
 
 @pytest.fixture

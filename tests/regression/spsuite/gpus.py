@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -104,9 +104,12 @@ def unfit(seen: Seen, torch_build: str, world_size: int) -> Optional[str]:
         return f"{build} sees {len(seen.names)} GPUs, and the lane nccl needs {world_size}, one for each rank"
     for index, capability in enumerate(seen.capabilities[:world_size]):
         if not _has_code_for(capability, seen.architectures):
+            newer = all(compiled < capability for _, compiled, _ in _known(seen.architectures))
             return (
                 f"{build} has code for {', '.join(seen.architectures)}, and GPU {index} ({seen.names[index]}) has "
-                f"compute capability {capability[0]}.{capability[1]}: install a build for an older or a newer CUDA"
+                f"compute capability {capability[0]}.{capability[1]}: take {'a newer' if newer else 'an older'} "
+                f"release of torch, or, where there is one, a build of this one for {'a newer' if newer else 'an older'} "
+                "CUDA"
             )
     return None
 
@@ -116,10 +119,8 @@ def _has_code_for(capability: Tuple[int, int], architectures: Sequence[str]) -> 
 
     Code for one architecture alone (sm_90a) runs nowhere else. A build that names none, or AMD's, is not judged.
     """
-    named = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", text) for text in architectures]
-    known = [found for found in named if found]
-    for found in known:
-        kind, compiled, letter = found[1], (int(found[2]), int(found[3])), found[4]
+    known = _known(architectures)
+    for kind, compiled, letter in known:
         if letter == "a":
             fits = compiled == capability
         elif kind == "sm":
@@ -129,3 +130,8 @@ def _has_code_for(capability: Tuple[int, int], architectures: Sequence[str]) -> 
         if fits:
             return True
     return not known
+
+
+def _known(architectures: Sequence[str]) -> List[Tuple[str, Tuple[int, int], str]]:
+    named = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", text) for text in architectures]
+    return [(found[1], (int(found[2]), int(found[3])), found[4]) for found in named if found]
