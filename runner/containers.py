@@ -422,7 +422,7 @@ class Containers:
                 built=self.environments.now().isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - began, 3),
             )
-            image = self.engine.commit(
+            self.engine.commit(
                 name,
                 [
                     f'LABEL {CONTENT}="{quote(msgspec.json.encode(content), safe=" {}[],:/.+()")}"',
@@ -431,8 +431,8 @@ class Containers:
                     f"USER {USER}:{USER}",
                     'CMD ["python"]',
                 ],
+                f"{NAME}:{key}",
             )
-            self.engine.tag(image, f"{NAME}:{key}")
         finally:
             with suppress(EngineError):
                 self.engine.remove(name)
@@ -612,13 +612,23 @@ def content_of(image: Image) -> Content | None:
         return None
 
 
+def own_names(image: Image) -> tuple[str, ...]:
+    """By which we call it, here or in a registry. An image that somebody made from one of ours has its labels too."""
+    return tuple(name for name in image.tags if name.rpartition(":")[2] == image.labels.get(KEY))
+
+
+def is_unfinished(image: Image) -> bool:
+    """Of a build that goes on, or was interrupted. Those that are made from a finished one inherit its content."""
+    return not image.tags and not image.labels.get(CONTENT)
+
+
 def remove_leftovers(engine: Engine, environments: Environments) -> None:
     """Containers of ours that nobody waits for, and images of builds that were interrupted; never another's."""
     for container in engine.containers(OWNER):
         if _is_left_over(container):
             with suppress(EngineError):
                 engine.remove(container.id)
-    for image in engine.images(KEY, dangling=True):
+    for image in filter(is_unfinished, engine.images(KEY, dangling=True)):
         lock = environments.cache.try_lock(image.labels[KEY], exclusive=True)
         if lock is not None:  # else it is being built
             with lock, suppress(EngineError):
