@@ -126,6 +126,16 @@ def visible(gpus: Sequence[Gpu], devices: str | None) -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
+def numbers_mean_others(gpus: Sequence[Gpu], devices: str | None, order: str | None) -> bool:
+    """Whether numbers in CUDA_VISIBLE_DEVICES may be those of other GPUs than nvidia-smi numbers so.
+
+    CUDA numbers the fastest first, unless CUDA_DEVICE_ORDER, `order`, is PCI_BUS_ID, as nvidia-smi's is (CUDA
+    Programming Guide, environment variables). Where all are of one model the two are the same.
+    """
+    numbers = [name for name in (devices or "").split(",") if name.strip().isdecimal()]
+    return bool(numbers) and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1
+
+
 def _is(gpu: Gpu, name: str) -> bool:
     if name.isdecimal():
         return gpu.index == int(name)

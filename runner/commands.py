@@ -333,6 +333,8 @@ def _plan(
 
 def _this_machine(config: Config, work: _Work) -> Machine:
     there = work.gpus if config.wants(planning.GPU_LANE) else nvidia_smi.NOT_ASKED
+    if there.doubt:
+        work.environments.progress.note_once(f"{there.doubt}; {nvidia_smi.UNAMBIGUOUS}")
     return Machine(
         gpus=len(there.gpus.usable),
         driver=there.gpus.driver,

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from matrix import deepspeed_releases
+from matrix.gpus import visible
 from matrix.plan import LegPlan
 from matrix.results import EnvironmentRecord
 from runner import checkouts, owner
@@ -52,6 +53,7 @@ from runner.environments import (
 from runner.errors import MachineError
 from runner.images import DOCKERFILE, STEPS, Recipe, has_credentials
 from runner.loopback import served
+from runner.nvidia_smi import NvidiaSmi
 from runner.processes import TETHER, Ended, Processes, inherited
 from runner.progress import Activity
 
@@ -297,7 +299,7 @@ class Containers:
     def _check_gpus(self, leg: LegPlan, base: Image, log: Path) -> None:
         """A machine that cannot hand its GPUs to a container is not made to download for one."""
         if leg.runner == "nccl":
-            gpus = gpus_of(self.environments.caller)
+            gpus = gpus_of(self.engine)
             self._in_container(base.id, ["-c", ":"], log, entrypoint="/bin/sh", gpus=gpus)
 
     def _has_torch(self, leg: LegPlan, base: Image, log: Path) -> bool:
@@ -533,7 +535,7 @@ class SuiteContainer:
             shared_memory=world_size * SHARED_MEMORY_OF_A_RANK,
             memory=int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             processes=PROCESSES,
-            gpus=gpus_of(self.engine.caller) if self.leg.runner == "nccl" else None,
+            gpus=gpus_of(self.engine) if self.leg.runner == "nccl" else None,
         )
         modes = {file: file.stat().st_mode for file in written}
         try:
@@ -593,10 +595,22 @@ OF_A_RUN = {
 }
 
 
-def gpus_of(caller: Mapping[str, str]) -> list[str]:
-    """Those that the caller was lent; empty for all."""
-    visible = caller.get("CUDA_VISIBLE_DEVICES")
-    return [name.strip() for name in visible.split(",") if name.strip()] if visible else []
+def gpus_of(engine: Engine) -> list[str]:
+    """Those that the engine's caller was lent, as the engine calls them; empty for all.
+
+    Podman has its names from a file that nvidia-ctk wrote: until 1.15 by their numbers alone
+    (NVIDIA/nvidia-container-toolkit #314).
+    """
+    lent = engine.caller.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in lent.split(",") if name.strip()]
+    if not names or engine.about.kind == "docker":
+        return names
+    caller = {name: value for name, value in engine.caller.items() if name != "CUDA_VISIBLE_DEVICES"}
+    there = NvidiaSmi(engine.processes, caller).ask().gpus.all
+    chosen = visible(there, lent)
+    if not chosen:
+        return names
+    return [] if len(chosen) == len(there) else [str(gpu.index) for gpu in chosen]
 
 
 def used_file(cache: Cache, key: str) -> Path:

@@ -123,7 +123,7 @@ class ContainerRun:
     """A container that is started, waited for and removed. It has no network and no capabilities.
 
     `passed` are names of variables whose values the engine's client reads from its own environment, where no list of
-    processes shows them. `gpus` None: none; empty: all; else those that CUDA calls so. `user` None: the image's.
+    processes shows them. `gpus` None: none; empty: all; else those that the engine calls so. `user` None: the image's.
     """
 
     image: str

@@ -14,7 +14,7 @@ from matrix.gpu_builds import CudaBuilds
 from matrix.gpus import Gpu, Gpus, capability_text
 from matrix.releases import ReleaseTable
 from matrix.torch_requests import cuda_label
-from runner.nvidia_smi import Answer
+from runner.nvidia_smi import UNAMBIGUOUS, Answer
 
 RESTART = "take the machine out of service and restart it; a GPU that is lost again has to be reseated or replaced"
 WITHOUT_GPUS = "leave the lane nccl out; gloo and nccl-path need no GPU"
@@ -28,6 +28,7 @@ def findings(answer: Answer, planned: Planned, limit: float, table: ReleaseTable
         *_lost(answer, planned),
         *_count(answer.gpus, planned),
         *_unusable(answer.gpus, planned),
+        *_doubt(answer, planned),
         *_ecc(answer.gpus),
         *(_build(builds, answer.gpus, planned, table) for builds in planned.builds if answer.gpus.driver),
     ]
@@ -131,6 +132,12 @@ def _free(gpu: Gpu) -> str:
         f"`fuser -v /dev/nvidia{gpu.index}` as root shows who has it open, also from other containers; "
         "CUDA_VISIBLE_DEVICES chooses other GPUs"
     )
+
+
+def _doubt(answer: Answer, planned: Planned) -> Iterator[Finding]:
+    if answer.doubt:
+        severity: Severity = "info" if planned.gpus == "unused" else "warning"
+        yield Finding("gpu-order", severity, answer.doubt, UNAMBIGUOUS)
 
 
 def _ecc(gpus: Gpus) -> Iterator[Finding]:

@@ -63,6 +63,7 @@ def examine(
     """The doctor's answer on the faked machine, which has an empty cache."""
     monkeypatch.setenv("SP_COMPAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Diagnosis:
@@ -267,6 +268,18 @@ def test_only_the_gpus_that_were_lent_count(
     machine.gpus(*HEALTHY).space()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert "2 of 2 GPUs" in examine(*ON_GPUS).of("gpu-count").sentence
+
+
+def test_numbers_of_gpus_that_are_of_different_models(
+    machine: FakedMachine, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpus({"name": "NVIDIA T400", "compute_cap": "7.5"}, *HEALTHY).space()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    found = examine(*ON_GPUS)
+    assert found.of("gpu-order").severity == "warning"
+    assert "UUIDs" in found.of("gpu-order").fix
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert "gpu-order" not in examine(*ON_GPUS).ids
 
 
 # Engines

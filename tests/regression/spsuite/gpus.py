@@ -105,11 +105,11 @@ def unfit(seen: Seen, torch_build: str, world_size: int) -> Optional[str]:
     for index, capability in enumerate(seen.capabilities[:world_size]):
         if not _has_code_for(capability, seen.architectures):
             newer = all(compiled < capability for _, compiled, _ in _known(seen.architectures))
+            other = "a newer" if newer else "an older"
             return (
                 f"{build} has code for {', '.join(seen.architectures)}, and GPU {index} ({seen.names[index]}) has "
-                f"compute capability {capability[0]}.{capability[1]}: take {'a newer' if newer else 'an older'} "
-                f"release of torch, or, where there is one, a build of this one for {'a newer' if newer else 'an older'} "
-                "CUDA"
+                f"compute capability {capability[0]}.{capability[1]}: take {other} release of torch, or, "
+                f"where there is one, a build of this one for {other} CUDA"
             )
     return None
 
