@@ -239,7 +239,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot."
+    parser.description = (
+        f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot, whatever the kind of the "
+        "finding, which is its `id` in --json."
+    )
     for option, metavar, text in (
         ("--torch", "RELEASE", "a release that is going to be measured; may be repeated"),
         ("--lane", "LANE", "gloo, nccl-path or nccl; may be repeated"),

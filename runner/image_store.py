@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from runner.cache import Cache
-from runner.containers import KEY, content_of, used_file
+from runner.containers import KEY, content_of, is_unfinished, own_names, used_file
 from runner.engine import Engine, EngineError, Image, NoEngine, find
 from runner.environments import Content
 from runner.processes import Cancellation, Processes
@@ -40,9 +40,11 @@ def engine_of(caller: Mapping[str, str]) -> Engine | None:
 
 
 def inventory(engine: Engine, cache: Cache) -> list[KeptImage]:
-    """The least recently used first."""
+    """The least recently used first; none that somebody made from one of them."""
     kept = []
     for image in engine.images(KEY):
+        if not own_names(image) and not is_unfinished(image):
+            continue
         key = image.labels[KEY]
         lock = cache.try_lock(key, exclusive=True)
         if lock is not None:
@@ -107,8 +109,10 @@ def line(one: KeptImage) -> str:
 
 
 def _remove(engine: Engine, image: Image) -> None:
-    """By all its names: with the last one it is gone."""
-    for name in (*image.tags, *image.digests) or (image.id,):
+    """By all our names: with the last one it is gone, unless somebody has given it another."""
+    ours = own_names(image)
+    digests = image.digests if len(ours) == len(image.tags) else ()
+    for name in (*ours, *digests) or (image.id,):
         if engine.image(name) is not None:
             engine.remove_image(name)
 

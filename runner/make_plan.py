@@ -75,10 +75,12 @@ def _names_one_release(text: str) -> bool:
 
 def _this_machine(config: Config, work: Work) -> Machine:
     there = work.gpus if config.wants(planning.GPU_LANE) else nvidia_smi.NOT_ASKED
+    if there.doubt:
+        work.environments.progress.note_once(f"{there.doubt}; {nvidia_smi.UNAMBIGUOUS}")
     return Machine(
         gpus=len(there.gpus.usable),
         driver=there.gpus.driver,
-        capability=there.gpus.oldest_capability,
+        capabilities=there.gpus.capabilities,
         gpu_trouble=there.trouble,
         # Asked only where a label needs it: an answer that does not come is waited for.
         pytorch_index=any("+" in text for text in config.torch)
@@ -98,7 +100,7 @@ def _machine_of_runners(config: Config, place: Machine, *, only_cpu: bool) -> Ma
     elif not config.runners["nccl"]:
         without["nccl"] = "runners.nccl names no runner for the lane nccl"
     gpus = 0 if "nccl" in without else config.world_size
-    return replace(place, gpus=gpus, driver=None, capability=None, gpu_trouble=None, without=without)
+    return replace(place, gpus=gpus, driver=None, capabilities=(), gpu_trouble=None, without=without)
 
 
 def deepspeed_releases_of(work: Work) -> tuple[str, ...]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from matrix.gpus import Gpu, Gpus, visible
 from runner import owner
-from runner.containers import _is_left_over
+from runner.containers import _is_left_over, gpus_of
 from runner.engine import About, Container, ContainerRun, Engine, Mount, explain
 from runner.images import DOCKERFILE, without_mounts
+from runner.nvidia_smi import Answer, NvidiaSmi
 from runner.processes import Cancellation, Processes
 
 # As they were said, by Docker 20.10 and 28, and by Podman 4.3.
@@ -108,6 +111,30 @@ def test_gpus_by_either_engine() -> None:
     assert "--gpus all" in words_of(engine(), gpus=())
     assert '--gpus "device=2,3"' in words_of(engine(), gpus=("2", "3"))
     assert "--device nvidia.com/gpu=2 --device nvidia.com/gpu=3" in words_of(engine(kind="podman"), gpus=("2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "lent", "called"),
+    [
+        ("docker", "GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb"]),
+        ("podman", "GPU-aa,GPU-bb,GPU-cc", []),  # all that there are
+        ("podman", "GPU-bb,GPU-cc", ["1", "2"]),
+        ("podman", "2,0", ["2", "0"]),
+        ("podman", "GPU-elsewhere", ["GPU-elsewhere"]),
+        ("podman", "", []),
+    ],
+)
+def test_gpus_have_the_names_that_the_engine_knows(
+    monkeypatch: pytest.MonkeyPatch, kind: str, lent: str, called: list[str]
+) -> None:
+    there = [Gpu(number, uuid) for number, uuid in enumerate(("GPU-aa", "GPU-bb", "GPU-cc"))]
+
+    def ask(asking: NvidiaSmi) -> Answer:
+        return Answer("answered", Gpus(visible(there, asking.caller.get("CUDA_VISIBLE_DEVICES"))))
+
+    monkeypatch.setattr(NvidiaSmi, "ask", ask)
+    made = engine(kind=kind)
+    assert gpus_of(replace(made, caller={**made.caller, "CUDA_VISIBLE_DEVICES": lent})) == called
 
 
 def test_who_runs_in_there_leaves_no_file_of_another_owner() -> None:
