@@ -34,7 +34,10 @@ class Asked:
 
 
 def ask(program: str, processes: Processes, caller: Mapping[str, str]) -> Asked | None:
-    """None where there is no such program, unless the caller names it. `processes` bounds the time: an answer that was cancelled is none."""
+    """None where there is no such program, unless the caller names it. `processes` bounds the time.
+
+    An answer that was cancelled is none.
+    """
     path = shutil.which(program, path=caller.get("PATH"))
     if path is None:
         named = f"{engine.PROGRAM} names {program}, and there is no such program on the PATH"
