@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -206,6 +208,28 @@ def test_text_from_outside_is_text(visit: Open) -> None:
     assert seen.complaints == []
     assert seen.ask("document.querySelectorAll('img, b, details, #page script').length") == 0
     assert "</script><img src=x onerror=alert(1)>" in seen.text("#changes-title ~ ol")
+
+
+def test_no_text_turns_what_stands_beside_it(visit: Open) -> None:
+    turned = "a\u202eb\x1b[31mc\x07\u2066d"
+    one = leg(turned, id=turned, requested=Requested(torch=turned, deepspeed=turned), deepspeed=turned, python=turned)
+    where: dict[str, object] = {"leg": turned, "lane": turned, "message": turned}
+    nights = []
+    for number, outcome in enumerate(["pass", "crash"]):
+        run = run_of(night(number, observation(f"loss/{turned}", outcome, **where), legs=[one], sha=turned))
+        nights.append(replace(run, tool=turned, source=msgspec.structs.replace(run.source, repository=turned)))
+    seen = visit(nights)
+    seen.page.locator("th.line button").first.click()
+    assert seen.complaints == []
+    drawn = seen.ask("document.getElementById('page').outerHTML")
+    steering = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    assert re.findall(steering, drawn) == []
+    assert "loss/a\\u202ebc\\x07\\u2066d" in seen.text("#changes-title ~ ol")
+    # The filters still find what they show.
+    seen.page.get_by_label("Lane").select_option(index=1)
+    assert len(rows(seen)) == 1
+    isolated = "[...document.querySelectorAll('strong, .now')].map((one) => getComputedStyle(one).unicodeBidi)"
+    assert set(seen.ask(isolated)) == {"isolate"}
 
 
 def test_two_years_open_within_two_seconds_and_filter_at_once(visit: Open) -> None:
