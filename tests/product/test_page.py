@@ -248,6 +248,21 @@ def test_a_skipped_test_is_called_so_and_emulation_is_held_against_nccl(visit: O
     assert "collectives/all_gather is ⚡ crash in nccl and ✓ pass in nccl-path (emulated) on torch 2.3.1" in told
 
 
+def test_own_tests_have_no_topology_and_a_long_message_is_shortened(visit: Open) -> None:
+    own = crash(name="tests/tests/test_x.py::test_y", lane="gloo", topology="own", message="word " * 400)
+    before = msgspec.structs.replace(own, outcome="pass", message=None)
+    seen = visit(judged(results([leg("2.2.2")], [own]), baseline=results([leg("2.2.2")], [before])))
+    line = seen.ask("document.querySelector('.news li').textContent")
+    told, _, message = line.partition("on torch 2.2.2")
+    assert told == "⚡ crash (was ✓ pass) tests/tests/test_x.py::test_y in gloo "
+    assert message.startswith("word word")
+    assert len(message) <= 300
+    assert seen.page.locator("#facets input[name=topology]").count() == 0
+    # The whole message is in the evidence.
+    seen.page.locator("#tables .entry").click()
+    assert len(seen.ask("document.querySelector('#evidence pre').textContent")) > 1_900
+
+
 def test_what_differs_from_the_baseline_is_told_first(visit: Open) -> None:
     seen = visit(compared())
     titles = seen.page.locator(".news h3").all_inner_texts()
@@ -388,6 +403,20 @@ def test_a_square_opens_to_its_evidence(visit: Open) -> None:
     assert signs.outcome(scaled) in told
 
 
+def test_of_many_cells_the_first_are_listed_and_more_when_asked(visit: Open) -> None:
+    seen = visit(judged(results([leg("2.2.2")], [crash(parameters={"n": n}) for n in range(700)])), CELL)
+    cells, more = seen.page.locator("#evidence .cell"), seen.page.locator("#evidence .more-cells")
+    assert (cells.count(), more.inner_text()) == (50, "Show 500 more")
+    more.click()
+    assert (cells.count(), more.inner_text()) == (550, "Show 150 more")
+    focused = "[...document.querySelectorAll('#evidence .cell')].indexOf(document.activeElement.parentElement)"
+    assert seen.ask(focused) == 50
+    more.click()
+    assert (cells.count(), more.count()) == (700, 0)
+    told = seen.ask("[...document.querySelectorAll('#evidence .where')].map((one) => one.textContent)")
+    assert [int(re.findall(r"n=(\d+)", one)[0]) for one in told] == list(range(700))
+
+
 def test_a_command_is_copied(visit: Open) -> None:
     seen = visit(judged(results([leg("2.2.2")], [crash()])), CELL, permissions=["clipboard-read", "clipboard-write"])
     seen.page.locator("#evidence .copy").first.click()
@@ -497,8 +526,18 @@ def test_back_and_forward(visit: Open) -> None:
 def test_an_address_of_another_report_is_no_mistake(visit: Open) -> None:
     seen = visit(judged(three_releases()), "#suite=gone&cell=loss/gone&in=x&on=1.0&outcome=%22%3Cb%3E")
     assert seen.complaints == []
-    assert seen.text("#count").endswith("cells are shown.")
+    assert seen.text("#count").startswith("All ")
     assert not seen.page.locator("#evidence").is_visible()
+    told = 'This report has no suite “gone”, no outcome “"<b>”, no cell “loss/gone”, “x”, “1.0”.'
+    assert seen.text("#missing") == told
+    assert seen.page.url.endswith("#")
+    # What it does have is kept, and nothing in the address steers the sentence.
+    seen.ask("location.hash = 'suite=loss&lane=a%E2%80%AE%00b&topology='")
+    expect(seen.page.locator("#missing")).to_have_text("This report has no lane “ab”, no topology “”.")
+    assert seen.text("#chosen") == "Filtered by suite loss."
+    assert seen.page.url.endswith("#suite=loss")
+    seen.page.locator("#clear").click()
+    assert seen.text("#missing") == ""
 
 
 # --- whoever looks at it ----------------------------------------------------------------------------------------------
