@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,9 +21,8 @@ from results_examples import HOSTILE, crash, leg, observation
 from matrix import history_page
 from matrix.history import Run, run_of
 from matrix.results import Requested
-from tests.product.browser import LAPTOP, PHONE, Visit, started
+from tests.product.browser import LAPTOP, PHONE, Visit, node_packages, started
 
-AXE = "axe-core@4.14.1"
 Open = Callable[..., Visit]
 
 
@@ -50,11 +48,8 @@ def visit(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("axe")
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", AXE]
-    subprocess.run(words, cwd=directory, check=True, timeout=120)
-    return (directory / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+def axe() -> str:
+    return (node_packages() / "axe-core/axe.min.js").read_text("utf-8")
 
 
 def few() -> list[Run]:
