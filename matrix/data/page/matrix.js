@@ -13,8 +13,8 @@
  * it lay out the same table several times. */
 const SLICE = 32;
 /** Squares that a table shows at once: more of them would be slow to lay out, and nobody reads on without a filter. */
-const AT_ONCE = 600;
-const LINES_AT_ONCE = 250;
+const AT_ONCE = 500;
+const LINES_AT_ONCE = 100;
 
 const sections = sectionsOf();
 
