@@ -7,10 +7,11 @@ worked out here: the script draws and filters.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from matrix import signs, timeline, whole_page
+from matrix import markdown, signs, timeline, whole_page
 from matrix.history import Change, LegChange, Line, Run, changes, leg_changes, lines
 from matrix.timeline import CaseState, Span
 
@@ -78,7 +79,7 @@ class Document(msgspec.Struct):
 
 def render(runs: Sequence[Run], by_design: frozenset[str]) -> bytes:
     """The page of these runs, which are in the order of their time."""
-    data = msgspec.json.encode(document(runs, by_design)).decode()
+    data = msgspec.json.encode(_plain(msgspec.to_builtins(document(runs, by_design)))).decode()
     page = whole_page.render(
         whole_page.source("history.html"),
         style=whole_page.style("history.css"),
@@ -111,6 +112,15 @@ def document(runs: Sequence[Run], by_design: frozenset[str]) -> Document:
             key=lambda change: -change.run,
         ),
     )
+
+
+def _plain(content: Any) -> Any:
+    """The same with every text, names of members among them, made harmless: none is forgotten."""
+    if isinstance(content, str):
+        return markdown.plain(content)
+    if isinstance(content, dict):
+        return {_plain(name): _plain(value) for name, value in content.items()}
+    return [_plain(one) for one in content] if isinstance(content, (list, tuple)) else content
 
 
 class _Rows:

@@ -27,6 +27,8 @@ TRACEBACK = 3_000
 EVIDENCE = 4_000_000
 """Characters of a traceback, and about how many of all of them: a page has to open at once."""
 MESSAGE = 2_000
+BRIEF = 300
+"""Characters of a message where several failures are told one below the other."""
 
 NEWS = {"new failure": "New failures", "fixed": "Fixed", "still failing": "Failing as in the baseline"}
 NOTHING = -1
@@ -245,9 +247,9 @@ class _Document:
             "name": _line(seen.name),
             "lane": _line(signs.lane(seen.lane)),
             "releases": _line(wording.some(wording.distinct(map(wording.releases, cells)))),
-            "topologies": _line(wording.some(wording.distinct(cell.observation.topology for cell in cells))),
+            "topologies": _line(wording.some(wording.distinct(filter(None, map(_topology, cells))))),
             "count": len(cells),
-            "message": _line(wording.first_line(seen)),
+            "message": markdown.shorten(_line(wording.first_line(seen)), BRIEF),
             "row": self._row_of[first.leg.id],
             "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
         }
@@ -348,7 +350,7 @@ class _Document:
             "row": self._row_of[cell.leg.id],
             "column": self._column_of[tables.Column(seen.suite, seen.case, seen.lane)],
             "leg": self._leg_place[cell.leg.id],
-            "topology": self.texts.of(seen.topology),
+            "topology": self.texts.of(_topology(cell)),
             "where": self.texts.of(wording.where(seen)),
             "outcome": _OUTCOME[seen.outcome],
             "shown": self.texts.of(signs.outcome(seen)),
@@ -399,6 +401,11 @@ class _Document:
 
 def _line(value: str) -> str:
     return markdown.one_line(value)
+
+
+def _topology(cell: Cell) -> str:
+    """Nothing for a user's own test, which makes its groups itself."""
+    return "" if cell.observation.suite == own_tests.SUITE else cell.observation.topology
 
 
 def _exception(rank: RankReport) -> str:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from string import Template
 
 PALETTE = "palette.css"
-"""The colours and typefaces that all pages share."""
+"""What the styles of all pages share: colours, typefaces, and how names stand in a line."""
 
 
 def render(template: str, *, style: str, script: str, data: str, **texts: str) -> str:

@@ -196,7 +196,8 @@ def _sentence(path: Path, error: sqlite3.Error | OSError) -> Failure:
         return UsageError(f"{path} is no database of sp-compat's history; name another file with --database")
     if code.startswith("SQLITE_BUSY") or "locked" in words:
         return MachineError(f"{path} has been in use by another program for {PATIENCE:.0f} s; try again")
-    if code.startswith("SQLITE_CORRUPT") or "malformed" in words:
+    # Every statement is this module's own: a table or column that it does not find was taken away by somebody else.
+    if code.startswith("SQLITE_CORRUPT") or "malformed" in words or words.startswith("no such "):
         return UsageError(f"{path} is damaged ({words}); take an earlier copy of it")
     return MachineError(f"{path} cannot be used: {words}")
 

@@ -23,7 +23,11 @@ def read(path: Path) -> Results:
     """The document, or the one in the directory."""
     path = path / RESULTS if path.is_dir() else path
     try:
-        return _decoded(path, path.read_bytes())
+        # A pipe would keep the program waiting for whoever writes it, a device has no end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            _refuse_what_is_no_file(path, descriptor)
+            return _decoded(path, file.read())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -87,14 +91,18 @@ def _regular(document: Path, top: Path, room: int) -> bytes:
             raise UsageError(f"{document} is a link, or in a directory that is one; it is not followed")
         descriptor = os.open(document, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UsageError(f"{document} is no file")
+            _refuse_what_is_no_file(document, descriptor)
             content = file.read(room + 1)
     except OSError as error:
         raise UsageError(f"{document} cannot be read: {error.strerror}") from None
     if len(content) > room:
         raise UsageError(f"{document} is too large: at most {UNTRUSTED_BYTES >> 20} MiB are read in all")
     return content
+
+
+def _refuse_what_is_no_file(path: Path, descriptor: int) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise UsageError(f"{path} is no file; name a {RESULTS}, or the directory a run wrote to")
 
 
 def _decoded(path: Path, content: bytes) -> Results:

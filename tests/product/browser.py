@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+NODE_PACKAGES = ("axe-core@4.14.1", "typescript@7.0.2")
 LAPTOP = {"width": 1440, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
@@ -52,6 +56,16 @@ def started() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+@cache
+def node_packages() -> Path:
+    """Their directory: what audits pages and what checks the types of scripts. Installed once for all tests."""
+    directory = Path(tempfile.mkdtemp(prefix="sp-compat-node-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", *NODE_PACKAGES]
+    subprocess.run(words, cwd=directory, check=True, timeout=120)
+    return directory / "node_modules"
 
 
 class Visit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -24,7 +25,7 @@ from results_examples import any_results, crash, leg, observation
 from matrix import history, history_page, results
 from matrix.history import InvalidRun, Run, run_of
 from matrix.results import Requested, Results
-from runner import history_database
+from runner import history_database, results_files
 from runner.errors import UsageError
 from tests.product import running
 
@@ -255,6 +256,25 @@ def test_a_mistake_is_one_sentence(nights: Path, cache: Path, words: tuple[str, 
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (nights / "none.sqlite").exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.json")
+    for path in (tmp_path, tmp_path / "results.json", Path("/dev/zero")):
+        with pytest.raises(UsageError, match=r"is no file; name a results\.json"):
+            results_files.read(path)
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE measured", "ALTER TABLE run DROP COLUMN tool", "DROP TABLE list"])
+def test_a_database_without_one_of_its_tables_is_damaged(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / NAME
+    keep(path, night(0, crash()))
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    for use in (lambda: kept(path), lambda: keep(path, night(1, crash()))):
+        with pytest.raises(UsageError, match=r"is damaged \(no such .*; take an earlier copy"):
+            use()
 
 
 def test_a_mistake_leaves_no_database_and_any_name_is_one(nights: Path, tmp_path: Path, cache: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -20,9 +21,8 @@ from results_examples import HOSTILE, crash, leg, observation
 from matrix import history_page
 from matrix.history import Run, run_of
 from matrix.results import Requested
-from tests.product.browser import LAPTOP, PHONE, Visit, started
+from tests.product.browser import LAPTOP, PHONE, Visit, node_packages, started
 
-AXE = "axe-core@4.14.1"
 Open = Callable[..., Visit]
 
 
@@ -48,11 +48,8 @@ def visit(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    directory = tmp_path_factory.mktemp("axe")
-    words = ["npm", "install", "--no-audit", "--no-fund", "--silent", AXE]
-    subprocess.run(words, cwd=directory, check=True, timeout=120)
-    return (directory / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+def axe() -> str:
+    return (node_packages() / "axe-core/axe.min.js").read_text("utf-8")
 
 
 def few() -> list[Run]:
@@ -206,6 +203,28 @@ def test_text_from_outside_is_text(visit: Open) -> None:
     assert seen.complaints == []
     assert seen.ask("document.querySelectorAll('img, b, details, #page script').length") == 0
     assert "</script><img src=x onerror=alert(1)>" in seen.text("#changes-title ~ ol")
+
+
+def test_no_text_turns_what_stands_beside_it(visit: Open) -> None:
+    turned = "a\u202eb\x1b[31mc\x07\u2066d"
+    one = leg(turned, id=turned, requested=Requested(torch=turned, deepspeed=turned), deepspeed=turned, python=turned)
+    where: dict[str, object] = {"leg": turned, "lane": turned, "message": turned}
+    nights = []
+    for number, outcome in enumerate(["pass", "crash"]):
+        run = run_of(night(number, observation(f"loss/{turned}", outcome, **where), legs=[one], sha=turned))
+        nights.append(replace(run, tool=turned, source=msgspec.structs.replace(run.source, repository=turned)))
+    seen = visit(nights)
+    seen.page.locator("th.line button").first.click()
+    assert seen.complaints == []
+    drawn = seen.ask("document.getElementById('page').outerHTML")
+    steering = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    assert re.findall(steering, drawn) == []
+    assert "loss/a\\u202ebc\\x07\\u2066d" in seen.text("#changes-title ~ ol")
+    # The filters still find what they show.
+    seen.page.get_by_label("Lane").select_option(index=1)
+    assert len(rows(seen)) == 1
+    isolated = "[...document.querySelectorAll('strong, .now')].map((one) => getComputedStyle(one).unicodeBidi)"
+    assert set(seen.ask(isolated)) == {"isolate"}
 
 
 def test_two_years_open_within_two_seconds_and_filter_at_once(visit: Open) -> None:

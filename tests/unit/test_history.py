@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from results_examples import HOSTILE, any_results, crash, leg, observation
 
-from matrix import badges, floors, history, history_page, timeline
+from matrix import badges, floors, history, history_page, markdown, timeline
 from matrix.history import InvalidRun, Run, run_of
 from matrix.known_issues import KnownIssues, built_in
 from matrix.results import Leg, Observation, Requested, Results
@@ -379,7 +379,7 @@ def test_nothing_of_the_data_can_end_the_element_it_is_in() -> None:
     assert text.count("<script") == 2
     assert text.count("</script") == 2
     data = text.partition('id="data">')[2].partition("</script>")[0]
-    assert hostile in json.loads(data)["changes"][0]["message"]
+    assert markdown.plain(hostile) in json.loads(data)["changes"][0]["message"]
 
 
 def test_the_page_asks_for_nothing_and_allows_itself_nothing() -> None:

@@ -2,7 +2,8 @@
 
 /**
  * @typedef {"suite" | "lane" | "topology" | "outcome" | "standing" | "baseline"} FacetName
- * @typedef {{chosen: Record<FacetName, Set<string>>, words: string, open: Entry | null}} View
+ * @typedef {{chosen: Record<FacetName, Set<string>>, words: string, open: Entry | null, missing: string[]}} View
+ *   `missing` is what the address asks for and this report does not have.
  */
 
 /** @type {FacetName[]} */
@@ -12,8 +13,17 @@ const FACETS = ["suite", "lane", "topology", "outcome", "standing", "baseline"];
 function viewOfAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
   const chosen = /** @type {Record<FacetName, Set<string>>} */ ({});
-  for (const name of FACETS) chosen[name] = new Set(asked.getAll(name));
-  return { chosen, words: asked.get("search") ?? "", open: entryNamed(asked) };
+  const missing = [];
+  for (const name of FACETS) {
+    const { title, options } = facetNamed(name);
+    const there = new Set(options.map((option) => option.value).filter(Boolean));
+    const [kept, gone] = [true, false].map((one) => asked.getAll(name).filter((value) => there.has(value) === one));
+    chosen[name] = new Set(kept);
+    missing.push(...gone.map((value) => `${title.toLowerCase()} ${quoted(value)}`));
+  }
+  const open = entryNamed(asked);
+  if (!open && asked.has("cell")) missing.push(`cell ${["cell", "in", "on"].map((name) => quoted(asked.get(name) ?? "")).join(", ")}`);
+  return { chosen, words: asked.get("search") ?? "", open, missing };
 }
 
 /** @param {View} view */

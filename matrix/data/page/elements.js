@@ -12,6 +12,14 @@ function make(tag, attributes = {}, ...content) {
   return element;
 }
 
+const QUOTED = 60;
+
+/** What an address says, as a part of a sentence that it can neither steer nor fill. @param {string} text */
+function quoted(text) {
+  const plain = text.replace(/[\p{Cc}\p{Cf}\u2028\u2029]/gu, "");
+  return `“${plain.length > QUOTED ? `${plain.slice(0, QUOTED)}…` : plain}”`;
+}
+
 /** Names and values. @param {HTMLElement} list @param {[string, string | Node][]} facts */
 function fillFacts(list, facts) {
   list.replaceChildren(...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));

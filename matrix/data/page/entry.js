@@ -39,6 +39,11 @@ function wordsOf(entry, found) {
   return { said: `${sign} ${word}${factorOf(outcome, looked)}`, notes: notes.join(", "), outcome, standing };
 }
 
+/** Whether any of its cells is. @param {Entry | undefined} entry @param {Found} found */
+function isLookedAt(entry, found) {
+  return entry !== undefined && entry.cells.some((cell) => found.matching[cell] === 1);
+}
+
 /** A test that asked not to be run is skipped. @param {Entry} entry @param {number} outcome */
 function signOf(entry, outcome) {
   const skipped = columns[entry.column].skips && outcomes[outcome].name === "unsupported";

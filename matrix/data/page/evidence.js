@@ -86,9 +86,32 @@ function issueCard(issue, level) {
   );
 }
 
+/** Cells of a square that are listed when it is opened, and with each further step. */
+const CELLS_AT_ONCE = 50;
+const CELLS_MORE = 500;
+
 /** @param {number[]} some @param {string} title @param {boolean} open */
 function listed(some, title, open = true) {
-  return [make("h3", {}, title), ...some.map((cell, place) => cellOf(cell, open && place === 0))];
+  const elements = (/** @type {number[]} */ part) => part.map((cell) => cellOf(cell, open && cell === some[0]));
+  return [make("h3", {}, title), ...elements(some.slice(0, CELLS_AT_ONCE)), ...remainder(some.slice(CELLS_AT_ONCE), elements)];
+}
+
+/** A button that gives its place to what was too much at once. @param {number[]} rest @param {(part: number[]) => HTMLElement[]} elements */
+function remainder(rest, elements) {
+  if (!rest.length) return [];
+  const more = make("button", { type: "button", class: "more-cells" });
+  const tell = () => {
+    more.textContent = `Show ${Math.min(rest.length, CELLS_MORE).toLocaleString("en")} more`;
+  };
+  more.addEventListener("click", () => {
+    const added = elements(rest.splice(0, CELLS_MORE));
+    more.before(...added);
+    added[0].querySelector("summary")?.focus();
+    if (rest.length) tell();
+    else more.remove();
+  });
+  tell();
+  return [more];
 }
 
 /** One cell; what is in it is made when it is opened. @param {number} cell @param {boolean} open */

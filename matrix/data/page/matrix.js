@@ -9,11 +9,12 @@
  *   `whole`: whether more lines are shown than come at once.
  */
 
-/** The milliseconds after which painting lets the browser show what is there, and goes on. */
-const SLICE = 16;
+/** The milliseconds after which painting lets the browser show what is there, and goes on: shorter slices would make
+ * it lay out the same table several times. */
+const SLICE = 32;
 /** Squares that a table shows at once: more of them would be slow to lay out, and nobody reads on without a filter. */
-const AT_ONCE = 1_000;
-const LINES_AT_ONCE = 250;
+const AT_ONCE = 500;
+const LINES_AT_ONCE = 100;
 
 const sections = sectionsOf();
 
@@ -69,28 +70,30 @@ function paint(found, whole = false) {
 /** @param {Found} found @param {boolean} whole @returns {Generator<undefined, void, undefined>} */
 function* painted(found, whole) {
   for (const section of sections) {
-    const words = section.columns.map((column) =>
-      section.rows.map((row) => {
-        const entry = entryAt(row, column);
-        return entry ? wordsOf(entry, found) : null;
-      }),
-    );
-    const down = words.map((line) => line.some(Boolean));
+    // What a square says is worked out for those that are shown; of the others, whether they are there.
+    const looked = section.columns.map((column) => section.rows.map((row) => isLookedAt(entryAt(row, column), found)));
+    const down = looked.map((line) => line.includes(true));
+    const any = down.includes(true);
     const across = section.rows.map(
-      (row, place) => words.some((line) => line[place]) || (rows[row].waits.includes(section.lane) && down.some(Boolean)),
+      (row, place) => looked.some((line) => line[place]) || (rows[row].waits.includes(section.lane) && any),
     );
-    if (!section.element && !down.some(Boolean)) continue;
+    if (!section.element && !any) continue;
     const body = section.body ?? built(section);
-    if (section.element) section.element.hidden = !down.some(Boolean);
-    if (section.element?.hidden) continue;
+    if (section.element) toggle(section.element, !any);
+    if (!any) continue;
     section.heads.forEach((head, place) => toggle(head, !across[place]));
     const room = whole || section.whole ? Infinity : Math.min(LINES_AT_ONCE, Math.ceil(AT_ONCE / section.rows.length));
     let count = 0;
-    for (const [place, line] of words.entries()) {
+    for (const [place, column] of section.columns.entries()) {
       const shown = down[place] && ++count <= room;
-      if (shown) section.lines[place] ??= madeLine(section, place, body);
-      if (section.lines[place]) paintLine(section.lines[place], line, across, !shown);
-      if (shown) yield;
+      if (!shown) {
+        if (section.lines[place]) toggle(section.lines[place].row, true);
+        continue;
+      }
+      section.lines[place] ??= madeLine(section, place, body);
+      const entries = section.rows.map((row) => entryAt(row, column));
+      paintLine(section.lines[place], entries.map((entry) => (entry ? wordsOf(entry, found) : null)), across);
+      yield;
     }
     tellMore(section, Math.max(count - room, 0), found);
     keepOneStop(body);
@@ -172,12 +175,12 @@ function tellMore(section, left, found) {
   };
 }
 
-/** @param {Line} line @param {(Words | null)[]} words @param {boolean[]} across @param {boolean} hidden */
-function paintLine(line, words, across, hidden) {
-  toggle(line.row, hidden);
+/** @param {Line} line @param {(Words | null)[]} words @param {boolean[]} across */
+function paintLine(line, words, across) {
+  toggle(line.row, false);
   line.cells.forEach((cell, place) => {
     toggle(cell.td, !across[place]);
-    if (hidden || !cell.button) return;
+    if (!cell.button) return;
     const told = words[place];
     const key = told ? `${told.said} (${told.notes}) ${told.standing}` : "none";
     if (key === cell.painted) return;

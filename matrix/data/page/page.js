@@ -13,7 +13,7 @@ const boxes = new Map();
 /** @param {Partial<View>} change @param {"push" | "replace"} manner */
 function go(change, manner) {
   const filtered = "chosen" in change || "words" in change;
-  view = { ...view, ...change };
+  view = { ...view, ...change, missing: [] };
   show(filtered);
   const address = addressOf(view);
   try {
@@ -41,8 +41,9 @@ function tellFilters() {
   byId("keys").hidden = !size;
   const chosen = facets.filter((one) => view.chosen[one.name].size);
   const parts = chosen.map((one) => `${one.title.toLowerCase()} ${[...view.chosen[one.name]].join(" or ")}`);
-  if (view.words) parts.push(`“${view.words}”`);
+  if (view.words) parts.push(quoted(view.words));
   byId("chosen").textContent = parts.length ? `Filtered by ${parts.join("; ")}.` : "";
+  byId("missing").textContent = view.missing.length ? `This report has no ${view.missing.join(", no ")}.` : "";
   byId("clear").hidden = !parts.length;
   if (words.value !== view.words) words.value = view.words;
   for (const facet of facets) {
@@ -134,10 +135,19 @@ dialog.addEventListener("click", (event) => {
   if (event.target === dialog) dialog.close(); // beside the panel
 });
 
-addEventListener("popstate", () => {
+/** Shows what the address asks for; what it asks for in vain is told, and taken out of it. */
+function showAddress() {
   view = viewOfAddress();
   show(true);
-});
+  if (!view.missing.length) return;
+  try {
+    history.replaceState(null, "", addressOf(view));
+  } catch {
+    // Where a page may not write its history the address stays as it was asked for.
+  }
+}
+
+addEventListener("popstate", showAddress);
 
 // Links within the page lead somewhere without taking the place of the view in the address.
 document.addEventListener("click", (event) => {
@@ -239,4 +249,4 @@ fillParts(open, (standing) => {
   goTo(byId("matrix"));
 });
 fillContents();
-show(true);
+showAddress();

@@ -133,16 +133,21 @@ function alikeLine(alike, open) {
   const entry = entryAt(alike.row, alike.column);
   if (entry) button.addEventListener("click", () => open(entry));
   const was = alike.was ? ` (was ${alike.was})` : "";
-  const count = alike.count > 1 ? `, ${alike.count} cells` : "";
   return make(
     "li",
     {},
     make("b", {}, alike.shown),
     `${was} `,
     button,
-    ` in ${alike.lane} on ${alike.releases}: ${alike.topologies}${count}`,
+    ` in ${alike.lane} on ${alike.releases}${extentOf(alike)}`,
     ...(alike.message ? [make("code", { class: "message" }, alike.message)] : []),
   );
+}
+
+/** Where else, and how often; own tests have no topology. @param {Alike} alike */
+function extentOf(alike) {
+  const count = alike.count > 1 ? `, ${alike.count} cells` : "";
+  return `${alike.topologies ? `: ${alike.topologies}` : ""}${count}`;
 }
 
 /** Whether the emulated lane shows what NCCL does. */
@@ -158,7 +163,6 @@ function fillEmulation() {
 
 /** @param {Difference} one */
 function differenceLine(one) {
-  const count = one.count > 1 ? `, ${one.count} cells` : "";
   return make(
     "li",
     {},
@@ -167,7 +171,7 @@ function differenceLine(one) {
     make("b", {}, one.shown),
     ` in ${one.lane} and `,
     make("b", {}, one.emulated),
-    ` in ${one.emulatedLane} on ${one.releases}: ${one.topologies}${count}`,
+    ` in ${one.emulatedLane} on ${one.releases}${extentOf(one)}`,
   );
 }
 
