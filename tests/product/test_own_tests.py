@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,7 +169,7 @@ def test_what_pytest_s_own_document_says_is_the_same(mixed: Mixed, project: Path
 
 
 def test_a_row_is_called_after_its_file_wherever_that_and_the_process_are(
-    run: Run, project: Path, tmp_path: Path
+    run: Run, project: Path, ready: Path, tmp_path: Path
 ) -> None:
     """Outside of pytest's root directory node ids are of no use; a test may leave, and remove, where it was."""
     here = (
@@ -181,11 +182,7 @@ def test_a_row_is_called_after_its_file_wherever_that_and_the_process_are(
     written(outside, "test_o.py", "def test_o(): pass\n")
     written(outside, "test_broken.py", "import nothing_of_that_name\n")
 
-    done = run("--tests", "rooted", "--tests", "beside", "--tests", os.path.relpath(outside, project))
-
-    [leg] = results(tmp_path)["legs"]
-    assert (leg["status"], leg["detail"]) == ("completed", None), done.stderr
-    assert outcomes(tmp_path) == {
+    expected = {
         "rooted/test_x.py::test_a": "pass",
         "rooted/test_x.py::test_b": "wrong",
         "rooted/test_x.py::TestC::test_c": "pass",
@@ -193,8 +190,20 @@ def test_a_row_is_called_after_its_file_wherever_that_and_the_process_are(
         f"{outside}/test_o.py::test_o": "pass",
         f"{outside}/test_broken.py": "crash",
     }
+    words = ("--tests", "rooted", "--tests", "beside", "--tests", os.path.relpath(outside, project))
+
+    done = run(*words)
+
+    [leg] = results(tmp_path)["legs"]
+    assert (leg["status"], leg["detail"]) == ("completed", None), done.stderr
+    assert outcomes(tmp_path) == expected
     read = read_junit(tmp_path / "out" / "legs" / LEG / "tests.xml", project / "rooted", project)
-    assert {node_id(one.case, one.variant) for one in read} == outcomes(tmp_path).keys() - {f"{outside}/test_broken.py"}
+    assert {node_id(one.case, one.variant) for one in read} == expected.keys() - {f"{outside}/test_broken.py"}
+
+    # Workers of pytest-xdist tell less.
+    here = ("--environment", "current", "--python", sys.executable, "-n", "2", "--suite", "tests")
+    running.run("run", *here, *words, "--out", "out", cache=ready, directory=project)
+    assert outcomes(project) == expected
 
 
 def test_the_time_is_over(run: Run, project: Path, tmp_path: Path) -> None:

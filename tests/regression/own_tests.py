@@ -108,7 +108,7 @@ class Watch:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported, or that is skipped as a whole. Every worker tells it."""
-        file = self._file(getattr(report, "sp_compat_file", None) or report.nodeid.partition("::")[0])
+        file = self._file(getattr(report, "sp_compat_file", None) or self._likely(report.nodeid.partition("::")[0]))
         if not report.passed and (file, report.nodeid) not in self._collected:
             self._collected[file, report.nodeid] = True
             result = "skipped" if report.skipped else "error"
@@ -130,12 +130,12 @@ class Watch:
         self._record.write("began", _named(file, nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        file = self._file(report.location[0])
         if report.when == CRASHED:
+            file = self._file(self._likely(report.location[0]))  # which pytest-xdist takes from the node id
             self._reports.pop((file, report.nodeid), None)
             self._write(file, report.nodeid, "died", report, "", [report])
         else:
-            self._reports.setdefault((file, report.nodeid), []).append(report)
+            self._reports.setdefault((self._file(report.location[0]), report.nodeid), []).append(report)
 
     def pytest_runtest_logfinish(self, nodeid: str, location: Tuple[str, Optional[int], str]) -> None:
         file = self._file(location[0])
@@ -160,6 +160,11 @@ class Watch:
                 "seconds": round(sum(getattr(report, "duration", 0.0) or 0.0 for report in reports), 4),
             },
         )
+
+    def _likely(self, name: str) -> str:
+        """Of what a worker could not tell there is the node id alone: it begins at the root, or at an argument."""
+        places = [self._config.rootpath, *(Path(self._project, word.partition("::")[0]) for word in self._config.args)]
+        return next((str(place / name) for place in places if (place / name).is_file()), name)
 
     def _file(self, told: str) -> str:
         """A file that pytest tells by its path from its root directory, by that from the project's, where it is in it.
