@@ -1,6 +1,7 @@
 """What a bisect searches in, oldest first: the releases of a package index, its nightlies, or commits.
 
-With ends only what lies between them is looked at. Without, the newest patch of every minor release is visited.
+With ends only what lies between them is looked at. Without, the newest patch of every minor release is visited; of a
+single minor release its oldest patch and its newest.
 """
 
 from __future__ import annotations
@@ -71,16 +72,28 @@ def of_nightlies(available: Iterable[AvailableRelease], ends: Ends | None) -> Or
     oldest, *_, newest = nightlies.values()
 
     def find(option: str, text: str) -> Version:
-        date = DATE.fullmatch(text.strip())
-        found = nightlies.get("".join(date.groups()) if date else text.strip().partition("+")[0].rpartition(".dev")[2])
+        found = nightlies.get(_date(option, text))
         if found is None:
-            raise InvalidAxis(
-                f"{option} {shown(text)}: there is no such nightly; the index has {oldest} to {newest}, and one is "
-                "named by its date, such as 2026-11-30, or its version"
-            )
+            raise InvalidAxis(f"{option} {shown(text)}: there is no such nightly; the index has {oldest} to {newest}")
         return found
 
     return _between(list(nightlies.values()), ends or Ends(str(oldest), str(newest)), find)
+
+
+def check_nightlies(ends: Ends) -> None:
+    """Refuses what names no nightly, whatever the index has."""
+    _date("--good", ends.good)
+    _date("--bad", ends.bad)
+
+
+def _date(option: str, text: str) -> str:
+    """The day of a nightly, `20261130`, from its date or its version."""
+    date = DATE.fullmatch(text.strip().partition("+")[0].rpartition(".dev")[2])
+    if date is None:
+        raise InvalidAxis(
+            f"{option} {shown(text)} is no nightly; with --nightly an end is a date, such as 2026-11-30, or a version"
+        )
+    return "".join(date.groups())
 
 
 def of_commits(commits: Sequence[str], ends: Ends) -> Ordered:
@@ -99,14 +112,26 @@ def _of_releases(
 ) -> Ordered:
     limit = _asked(package, f"--{package}", within, parse) if within else None
     inside = [one for one in releases if limit is None or _covers(limit, one, releases)]
+
+    def find(option: str, text: str) -> Version:
+        found = _release(package, option, text, parse, releases)
+        if found not in inside:
+            raise InvalidAxis(
+                f"{option} {shown(text)} is not in --{package} {shown(within or '')}; leave out one of them"
+            )
+        return found
+
     if ends is not None:
-        return _between(inside, ends, lambda option, text: _release(package, option, text, parse, releases))
+        return _between(inside, ends, find)
     if len(inside) < 2:
         limited = f" that {within} stands for" if within else ""
         raise InvalidAxis(
             f"--{package}: the package index has {len(inside)} releases of {package}{limited}; a bisect needs two"
         )
-    return Ordered(Axis.by_group([str(version) for version in inside], lambda text: minor_of(Version(text))))
+    candidates = [str(version) for version in inside]
+    if len({minor_of(version) for version in inside}) == 1:
+        return Ordered(Axis.of_one_group(candidates))
+    return Ordered(Axis.by_group(candidates, lambda text: minor_of(Version(text))))
 
 
 def _between(versions: Iterable[Version], ends: Ends, find: Callable[[str, str], Version]) -> Ordered:
@@ -137,7 +162,9 @@ def _asked(package: str, option: str, text: str, parse: Parse) -> TorchRequest |
     try:
         request = parse(text)
     except InvalidRequest as error:
-        raise InvalidAxis(f"{option}: {error}") from None
+        # What is no version may be a commit, where nothing has said yet that commits are searched.
+        commits = "; commits are searched in a checkout, --deepspeed path:DIR" if option in ("--good", "--bad") else ""
+        raise InvalidAxis(f"{option}: {error}{commits}") from None
     local = isinstance(request, TorchRequest) and request.local is not None
     if request.kind not in ("exact", "minors", "latest") or local:
         nightly = "; --nightly searches among nightlies" if request.kind == "nightly" else ""

@@ -33,6 +33,12 @@ class Axis:
         groups = [tuple(members) for _, members in groupby(candidates, group)]
         return cls(tuple(candidates), tuple(members[::-1] for members in groups))
 
+    @classmethod
+    def of_one_group(cls, candidates: Sequence[str]) -> Axis:
+        """The oldest and the newest are visited, or what is next to them in their half."""
+        middle = len(candidates) // 2
+        return cls(tuple(candidates), (tuple(candidates[:middle]), tuple(candidates[middle:][::-1])))
+
 
 @dataclass(frozen=True)
 class Change:

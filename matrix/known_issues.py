@@ -21,7 +21,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from matrix.results import Leg, Observation
 
@@ -214,7 +214,7 @@ def release(version: str) -> Version | None:
     """The release that a version counts as: `2.4.0a0+07cecf4168.nv24.05` is a vendor's build of 2.4.0."""
     try:
         return Version(Version(version).base_version)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one, and a number of more digits than Python reads
         return None
 
 

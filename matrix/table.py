@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from matrix import signs
 from matrix.known_issues import NONE, versions
@@ -201,7 +201,7 @@ def torch_label(leg: Leg) -> str:
         return "unknown"
     try:
         version = Version(torch)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one, and a number of more digits than Python reads
         return torch
     return version.base_version if version.local and not version.is_devrelease else version.public
 

@@ -98,7 +98,7 @@ def _selecting(arguments: argparse.Namespace, description: SuiteDescription) -> 
         selected |= {"case": [], "loss": [name]}
     elif arguments.case not in names:
         raise UsageError(
-            f"there is no case {arguments.case!r}{nearest(arguments.case, names)}; `run --help` tells more"
+            f"there is no case {arguments.case!r}{nearest(arguments.case, names)}; there are {', '.join(names)}"
         )
     return argparse.Namespace(**{**vars(arguments), **selected})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import io
 import os
@@ -10,9 +11,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from matrix.marker import COMMENT_ID
+from runner.errors import UsageError
 from runner.examples import EXAMPLES
 from runner.values import duration, number, positive, sha, size, workers
 
@@ -37,7 +39,8 @@ gradient? sp-compat measures it, in an environment for each release, and says wh
 def say(sentence: str) -> None:
     from matrix import log_text
 
-    print(f"sp-compat: {log_text.safe(sentence)}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # the exit code says it too
+        print(f"sp-compat: {log_text.safe(sentence)}", file=sys.stderr)
 
 
 def main(
@@ -51,6 +54,9 @@ def main(
     `concluded` is told the verdict, and the directory that the report was written to, of a command that has one;
     `say` is told in one sentence why a command cannot be run.
     """
+    # A stream that the caller has closed is None, and print() would take one for the other.
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a pipe that is not of UTF-8 has not every sign
             stream.reconfigure(errors="backslashreplace")
@@ -70,7 +76,22 @@ def main(
         return 141
     except Exception as error:
         return _failed(error, say)
+    finally:
+        _let_go_of_what_cannot_be_said()
     return code
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - as long as the process lives
+
+
+def _let_go_of_what_cannot_be_said() -> None:
+    """Python tries again as it ends, and would end with 120."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _failed(error: Exception, say: Callable[[str], None]) -> int:
@@ -379,9 +400,10 @@ def _add_bisect(parser: argparse.ArgumentParser) -> None:
 
 A change is another outcome, factor or convention in any cell of the case: of all its lanes, topologies and parameters,
 or of those that are selected. With --good and --bad, of which either may be the older, it halves what lies between
-them. Without, it visits the newest patch of every minor release and narrows each change down. What cannot be built or
-imported is passed over. Ends with 0 when the search has come to its end, with a change or without; 1 when the ends do
-the same; 4 when an end, or fewer than two releases, could be measured; 130 on Ctrl-C, with what is known so far."""
+them. Without, it visits the newest patch of every minor release, or the ends of a range of patches, and narrows each
+change down. What cannot be built or imported is passed over. Ends with 0 when the search has come to its end, with a
+change or without; 1 when the ends do the same; 4 when an end, or fewer than two releases, could be measured; 130 on
+Ctrl-C, with what is known so far."""
     parser.add_argument("case", metavar="SUITE/CASE", help="user/MODULE:FUNCTION for a loss of your own")
 
     group = parser.add_argument_group("along what")
@@ -496,8 +518,14 @@ def program_version() -> str:
         return "of a checkout"
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one sentence; the usage of a command is longer than a screen, and its help says it better."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=name,
         description=description,
         epilog=EXAMPLES[name],

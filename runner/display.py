@@ -107,7 +107,6 @@ class Display(Progress):
         self._drawn: list[str] = []  # what stands on the screen, without colours
         self._changed = False
         self._last = 0.0
-        self._gone = False  # nobody reads the terminal any more
         self._ended = threading.Event()
         self._drawing = threading.Thread(target=self._keep_drawing, name="display", daemon=True)
         self._drawing.start()
@@ -178,15 +177,6 @@ class Display(Progress):
         self._drawn = []
         if not self._ended.is_set():
             self._put(self._frame(self._clock()))
-
-    def _put(self, text: str) -> None:
-        """In one piece, so that no half of a frame is seen. A terminal that was closed is no reason to stop."""
-        if text and not self._gone:
-            try:
-                self._stream.write(text)
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._gone = True
 
     def _erased(self) -> str:
         """To where the frame began. A terminal that was made narrower has broken its lines anew."""

@@ -27,7 +27,7 @@ from matrix.results import Leg, Observation, Reason, Results, Seconds, Status
 from runner.containers import PROJECT, Place, SuiteContainer
 from runner.environments import Ready
 from runner.errors import UsageError
-from runner.leg import KILLED, LegResult, LegRun, Process, Record, SuiteOptions, last_words, left_clean
+from runner.leg import KILLED, LegResult, LegRun, Process, Record, SuiteOptions, left_clean
 from runner.processes import Ended, Processes
 from runner.progress import Activity
 
@@ -52,6 +52,14 @@ LONG, LONG_SHARE = 60.0, 0.25
 """A test that was cut off is said to hang after so many seconds, or this share of the limit; it may have begun late."""
 NOTHING_FOUND = "pytest finds no test in"
 INTERNAL_ERROR, USAGE_ERROR, NOTHING_COLLECTED = 3, 4, 5  # pytest's exit codes
+# Where pytest says why it ended: what it raised itself, that it does not understand its words, anything else.
+WHY = (
+    re.compile(r"^INTERNALERROR> ((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE),
+    re.compile(r"^\S+: error: (.+)", re.MULTILINE),
+    re.compile(r"^ERROR: (?!usage: )(.+)", re.MULTILINE),
+)
+ORNAMENT = re.compile(r"^(?:-+ generated xml file: .*|={5,}.*)$")
+LAST_LINES, LAST_WORDS = 6, 600
 UNFIT: tuple[Reason, ...] = ("mismatch", "import", "machine")
 """What leaves an environment in which own tests are not run any more."""
 
@@ -167,7 +175,7 @@ class OwnTestsRun(LegRun):
         return [
             f"{place(self.suite)}/{LAUNCHER}",
             *(place(self.directory / name) for name in (LINES, STACKS)),
-            *("-p", "no:cacheprovider", "--continue-on-collection-errors"),
+            *("-p", "no:cacheprovider", "--continue-on-collection-errors", "--maxfail=0"),
             *(f"--junitxml={place(self.directory / JUNIT)}", "-o", "junit_family=xunit1"),
             *([f"--numprocesses={workers}"] if workers else []),
             *map(self._from_the_project, self.paths),
@@ -227,11 +235,12 @@ class OwnTestsRun(LegRun):
         if record.status is None and ended.status in KILLED:
             return "cancelled", None, f"the own tests were ended from outside, by signal {ended.status - 128}, {count}"
         if record.status is None and record.process is None:
-            return "environment-failed", "import", f"the own tests could not start: {last_words(log)}"
+            return "environment-failed", "import", f"the own tests could not start: {reason_in(_read(log))}"
         if record.status is None and record.running:
             return "cancelled", None, f"{_end(ended)} {count}"
         if record.status is None or record.status == INTERNAL_ERROR:
-            return "environment-failed", None, f"pytest ended with status {ended.status} {count}: {last_words(log)}"
+            said = f"pytest ended with status {ended.status} {count}: {reason_in(_read(log))}"
+            return ("cancelled" if record.planned or record.tests else "environment-failed"), None, said
         return self._judge_session(log, count)
 
     def _judge_session(self, log: Path, count: str) -> tuple[Status, Reason | None, str | None]:
@@ -242,9 +251,9 @@ class OwnTestsRun(LegRun):
         if status == USAGE_ERROR:
             if re.search(r"^ERROR: (not found|file or directory not found): ", _read(log), re.MULTILINE):
                 return "environment-failed", None, nothing_collected(self.paths)
-            return "environment-failed", "import", f"pytest could not start: {last_words(log)}"
+            return "environment-failed", "import", f"pytest could not start: {reason_in(_read(log))}"
         if len(self.record.tests) < self.record.planned:
-            return "cancelled", None, f"pytest was left {count}: {self.record.left or last_words(log)}"
+            return "cancelled", None, f"pytest was left {count}: {self.record.left or reason_in(_read(log))}"
         return "completed", None, None
 
     def _foreign(self) -> str | None:
@@ -315,9 +324,15 @@ def check_paths(config: Config) -> None:
     if own_tests.SUITE not in config.suites:
         return
     for number, written in enumerate(config.tests):
-        if not Path(written.partition("::")[0]).exists():
+        file = written.partition("::")[0]
+        if not file:
             raise UsageError(
-                f"{config.origin('tests', number)}: there is no {written.partition('::')[0]}; "
+                f"{config.origin('tests', number)}: {written!r} names no file; "
+                "write the path of a file or a directory with tests"
+            )
+        if not _is_there(file):
+            raise UsageError(
+                f"{config.origin('tests', number)}: there is no {markdown.shorten(file, 200)}; "
                 "write the path of a file or a directory with tests"
             )
         if config.environment == "container" and not Path(written).absolute().is_relative_to(Path.cwd()):
@@ -325,6 +340,13 @@ def check_paths(config: Config) -> None:
                 f"{config.origin('tests', number)}: {written} is outside of {Path.cwd()}, and a container sees only "
                 "that directory; run it from a directory that holds the tests"
             )
+
+
+def _is_there(file: str) -> bool:
+    try:
+        return Path(file).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def check_found(results: Results) -> None:
@@ -337,6 +359,16 @@ def check_found(results: Results) -> None:
 
 def nothing_collected(paths: Sequence[str]) -> str:
     return f"{NOTHING_FOUND} {', '.join(paths)}; name a file or a directory with tests, or one of its tests"
+
+
+def reason_in(log: str) -> str:
+    """Why pytest ended before its tests, in its own words; where it does not say, the end of what it wrote."""
+    plain = markdown.plain(log)
+    for number, pattern in enumerate(WHY):
+        if found := pattern.findall(plain):
+            return markdown.shorten(found[-1 if number == 0 else 0].strip(), LAST_WORDS)
+    lines = [line.strip() for line in plain.splitlines() if line.strip() and not ORNAMENT.match(line.strip())]
+    return " / ".join(lines[-LAST_LINES:])[-LAST_WORDS:] or "it said nothing"
 
 
 def joined(first: LegResult, second: LegResult) -> LegResult:
@@ -376,12 +408,11 @@ def read_junit(path: Path, root: Path, project: Path) -> list[OwnTest]:
 
 def _of_junit(case: TestCase, file: str, root: Path, project: Path) -> OwnTest:
     name, bracket, variant = (case.name or "").partition("[")
-    classes = (case.classname or "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
     result, message, text = _result_of_junit(case)
-    place = root / file
+    place = Path(os.path.normpath(root / file))  # `..` where it is outside of pytest's root directory
     return OwnTest(
         file=str(place.relative_to(project) if place.is_relative_to(project) else place),
-        name="::".join([*filter(None, classes.split(".")), name]),
+        name="::".join([*_classes(case.classname or "", file), name]),
         variant=variant.removesuffix("]") if bracket else None,
         result=result,
         message=message,
@@ -389,6 +420,13 @@ def _of_junit(case: TestCase, file: str, root: Path, project: Path) -> OwnTest:
         text=text,
         seconds=float(case.time or 0.0),
     )
+
+
+def _classes(classname: str, file: str) -> list[str]:
+    """Those of `tests.test_x.TestX`: what follows the file, of which only the end is there outside of the root."""
+    names, module = classname.split("."), file.removesuffix(".py").replace("/", ".").split(".")
+    length = next((count for count in range(len(module), 0, -1) if names[:count] == module[-count:]), 0)
+    return [*filter(None, names[length:])]
 
 
 def _result_of_junit(case: TestCase) -> tuple[Result, str | None, str | None]:

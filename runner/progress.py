@@ -56,6 +56,7 @@ class Progress:
         self._stream = stream
         self._quiet = quiet
         self._verbose = verbose
+        self._gone = False  # nobody can read any more what is said
         self._said: set[str] = set()
         self._lock = threading.RLock()
 
@@ -91,8 +92,16 @@ class Progress:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._put(f"{text}\n")
+
+    def _put(self, text: str) -> None:
+        """In one piece. A terminal that was closed, or a file without room, is no reason to stop."""
+        if text and not self._gone:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._gone = True
 
     @contextmanager
     def building(self, leg: LegPlan) -> Iterator[Activity]:

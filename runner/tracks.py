@@ -76,6 +76,8 @@ class Wish:
     def _of_nightlies(self, listings: Listings) -> Track:
         if self.torch is not None:
             raise InvalidAxis(f"--torch {self.torch}: with --nightly the releases are those between --good and --bad")
+        if self.ends is not None:
+            axes.check_nightlies(self.ends)
         ordered = axes.of_nightlies(listings.nightlies(), self.ends)
         return Track("torch", ordered, lambda torch: (torch, self._other_deepspeed))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from matrix import axes
+from matrix.axes import InvalidAxis
 from matrix.bisect_report import Report
 from matrix.bisection import Axis
 from matrix.plan import Plan
@@ -381,6 +382,13 @@ def test_what_is_not_searched_stays_where_it_is() -> None:
     assert wish(axis="deepspeed").track(listings).pair("0.17.0") == ("latest", "0.17.0")
 
 
+def test_ends_that_are_no_nightlies_are_refused_before_the_index_is_asked() -> None:
+    with pytest.raises(InvalidAxis, match=r"--good '2\.3' is no nightly"):
+        wish(nightly=True, ends=axes.Ends("2.3", "2026-11-30")).track(
+            Listings(list, list, lambda: pytest.fail("asked"))
+        )
+
+
 # What is refused
 
 
@@ -388,6 +396,12 @@ def test_what_is_not_searched_stays_where_it_is() -> None:
     ("words", "sentence"),
     [
         (["collectives/all_gahter"], "did you mean collectives/all_gather?"),
+        (["foo/bar"], "there is no case 'foo/bar'; there are collectives/"),
+        (
+            ["collectives/all_gather", "--torch", ">=2.4", "--good", "2.2.2", "--bad", "2.4.1"],
+            "is not in --torch '>=2.4'",
+        ),
+        (["collectives/all_gather", "--good", "0f3a9c1", "--bad", "4bd2a77"], "--deepspeed path:DIR"),
         (["collectives/all_gather", "--good", "2.3"], "--bad is missing: name both ends"),
         (["collectives/all_gather", "--good", "2.3", "--bad", "2.99"], "--bad: there is no torch 2.99"),
         (["collectives/all_gather", "--good", "2.3", "--bad", "2.3.1"], "are both 2.3.1"),

@@ -48,7 +48,8 @@ def test_every_help_has_an_example(tmp_path: Path, command: str) -> None:
         (["run", "--out", "/dev/null/out"], 2, "the output directory /dev/null/out cannot be written"),
         (["report", "."], 2, ". has no results.json"),
         (["explain", "loss/all_gather_wieghted"], 2, "did you mean loss/all_gather_weighted?"),
-        (["run", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["run", "--nonsense"], 2, "sp-compat: unrecognized arguments: --nonsense; see `sp-compat --help`"),
+        (["history", "add", "--database"], 2, "expected one argument; see `sp-compat history add --help`"),
         ([], 2, "the following arguments are required: COMMAND"),
     ],
 )
@@ -59,6 +60,7 @@ def test_what_is_refused_is_refused_in_one_sentence(
 
     assert done.returncode == code, done.stderr
     assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not list(tmp_path.glob("out/legs/*"))

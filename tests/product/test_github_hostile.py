@@ -223,6 +223,17 @@ def test_links_lead_nowhere(tmp_path: Path) -> None:
         results_files.read_untrusted(pipe)
 
 
+def test_a_version_of_more_digits_than_python_reads_is_a_text(tmp_path: Path) -> None:
+    content = copy.deepcopy(VALID)
+    content["legs"][0].update(torch="9" * 5000, torch_build="9" * 5000, deepspeed="9" * 5000)
+    (tmp_path / "results.json").write_text(json.dumps(content), "utf-8")
+
+    assert cli.main(["report", str(tmp_path)]) in (0, 1)
+    assert cli.main(["history", "add", str(tmp_path), "--database", str(tmp_path / "history.sqlite")]) == 0
+    assert cli.main(["history", "show", "--database", str(tmp_path / "history.sqlite")]) == 0
+    assert (tmp_path / "report.html").exists()
+
+
 def test_the_whole_command_on_a_hostile_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,3 +50,19 @@ def test_a_full_device_is_named(command: str) -> None:
     assert done.returncode == 4
     assert "standard output cannot be written: No space left on device" in done.stderr
     assert "mistake in sp-compat" not in done.stderr
+
+
+@pytest.mark.parametrize("left", ["2>/dev/full", "2>&-"])
+def test_what_cannot_be_said_changes_neither_the_exit_code_nor_the_report(command: str, left: str) -> None:
+    done = shell(f"{command} {left}")
+    assert (done.returncode, "No unexpected failure" in done.stdout) == (0, True)
+    refused = shell(f"{sys.executable} -m runner run --lane glooo {left}")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    mistyped = shell(f"{sys.executable} -m runner run --nonsense {left}")
+    assert (mistyped.returncode, mistyped.stdout) == (2, "")
+
+
+def test_a_report_that_nobody_wants_to_read_is_written_nevertheless(command: str, tmp_path: Path) -> None:
+    done = shell(f"{command} >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "report.html").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from matrix.own_tests import node_id
-from runner.own_tests import read_junit
+from runner.own_tests import read_junit, reason_in
 from tests.product import running
 from tests.product.running import TORCH
 
@@ -167,6 +168,44 @@ def test_what_pytest_s_own_document_says_is_the_same(mixed: Mixed, project: Path
     assert told == {name: outcome for name, outcome in outcomes(tmp_path).items() if name not in files}
 
 
+def test_a_row_is_called_after_its_file_wherever_that_and_the_process_are(
+    run: Run, project: Path, ready: Path, tmp_path: Path
+) -> None:
+    """Outside of pytest's root directory node ids are of no use; a test may leave, and remove, where it was."""
+    here = (
+        "import os\ndef test_a(tmp_path):\n    os.chdir(tmp_path)\n    tmp_path.rmdir()\ndef test_b(): assert False\n"
+    )
+    written(project, "rooted/pytest.ini", "[pytest]\naddopts = -x --import-mode=importlib\n")
+    written(project, "rooted/test_x.py", here + "class TestC:\n    def test_c(self): pass\n")
+    written(project, "beside/test_x.py", "class TestC:\n    def test_c(self): pass\n")
+    outside = tmp_path / "outside"
+    written(outside, "test_o.py", "def test_o(): pass\n")
+    written(outside, "test_broken.py", "import nothing_of_that_name\n")
+
+    expected = {
+        "rooted/test_x.py::test_a": "pass",
+        "rooted/test_x.py::test_b": "wrong",
+        "rooted/test_x.py::TestC::test_c": "pass",
+        "beside/test_x.py::TestC::test_c": "pass",
+        f"{outside}/test_o.py::test_o": "pass",
+        f"{outside}/test_broken.py": "crash",
+    }
+    words = ("--tests", "rooted", "--tests", "beside", "--tests", os.path.relpath(outside, project))
+
+    done = run(*words)
+
+    [leg] = results(tmp_path)["legs"]
+    assert (leg["status"], leg["detail"]) == ("completed", None), done.stderr
+    assert outcomes(tmp_path) == expected
+    read = read_junit(tmp_path / "out" / "legs" / LEG / "tests.xml", project / "rooted", project)
+    assert {node_id(one.case, one.variant) for one in read} == expected.keys() - {f"{outside}/test_broken.py"}
+
+    # Workers of pytest-xdist tell less.
+    here = ("--environment", "current", "--python", sys.executable, "-n", "2", "--suite", "tests")
+    running.run("run", *here, *words, "--out", "out", cache=ready, directory=project)
+    assert outcomes(project) == expected
+
+
 def test_the_time_is_over(run: Run, project: Path, tmp_path: Path) -> None:
     mark = f"own-test-{os.getpid()}"
     body = (
@@ -210,9 +249,61 @@ def test_a_test_that_takes_pytest_with_it(run: Run, project: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("hook", "detail"),
+    [
+        (
+            "def pytest_runtest_logstart(nodeid):\n    if 'test_c' in nodeid: raise ValueError('a\\x1b[31m plugin')",
+            "pytest ended with status 3 after 2 of 3 own tests: ValueError: a plugin",
+        ),
+        (
+            "def pytest_runtest_teardown(item):\n    item.session.shouldstop = 'test_b' in item.nodeid and 'enough'",
+            "pytest was left after 2 of 3 own tests: enough",
+        ),
+    ],
+)
+def test_a_session_that_a_plugin_ends_keeps_what_it_has(
+    run: Run, project: Path, tmp_path: Path, hook: str, detail: str
+) -> None:
+    written(project, "hooked/test_h.py", "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n")
+    written(project, "hooked/conftest.py", f"{hook}\n")
+
+    done = run("--tests", "hooked")
+
+    [leg] = results(tmp_path)["legs"]
+    assert (leg["status"], leg["reason"], leg["detail"]) == ("cancelled", None, detail), done.stderr
+    assert outcomes(tmp_path) == {"hooked/test_h.py::test_a": "pass", "hooked/test_h.py::test_b": "pass"}
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "INTERNALERROR> Traceback (most recent call last):\nINTERNALERROR>     raise ValueError: no\n"
+            "INTERNALERROR> KeyError: 'x'\nINTERNALERROR> \nINTERNALERROR> my.plugin.SetupError: no group\n"
+            "- generated xml file: /x/tests.xml -\n===== 1 passed in 0.1s =====\n",
+            "my.plugin.SetupError: no group",
+        ),
+        (
+            "ERROR: usage: own_tests.py [options] [file_or_dir]\nown_tests.py: error: unrecognized arguments: --cov\n"
+            "  inifile: /x/pytest.ini\n  rootdir: /x\n",
+            "unrecognized arguments: --cov",
+        ),
+        ("ERROR: /x/pytest.ini:1: no section header\n\n", "/x/pytest.ini:1: no section header"),
+        ("E   x\n---- generated xml file: /x/tests.xml ----\n======= 1 error in 0.1s ======\n", "E   x"),
+        ("", "it said nothing"),
+    ],
+)
+def test_why_pytest_ended_is_said_in_its_own_words(log: str, reason: str) -> None:
+    assert reason_in(log) == reason
+
+
+@pytest.mark.parametrize(
     ("path", "sentence"),
     [
         ("nowhere/test_x.py", "--tests: there is no nowhere/test_x.py"),
+        ("a" * 300, f"--tests: there is no {'a' * 50}"),
+        ("", "--tests: '' names no file"),
+        ("::test_x", "--tests: '::test_x' names no file"),
         ("tests/test_mixed.py::test_nothing", "tests: pytest finds no test in tests/test_mixed.py::test_nothing"),
         ("empty", "tests: pytest finds no test in empty"),
     ],

@@ -27,7 +27,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
@@ -39,13 +39,14 @@ CRASHED = "???"  # when pytest-xdist says that a worker is gone
 
 
 def main(lines: str, stacks: str, arguments: List[str]) -> int:
+    project = str(Path.cwd())  # once: a test may go elsewhere, and remove where it was
     # As `python -m pytest` has it: the project's directory, and not the one of this file.
-    sys.path[:] = [str(Path.cwd()), *(entry for entry in sys.path if entry != HERE)]
+    sys.path[:] = [project, *(entry for entry in sys.path if entry != HERE)]
     if any(word.startswith("--numprocesses=") for word in arguments):
         _check_for_xdist()
     _dump_stacks_when_told_to_end(stacks)
     record = Record(Path(lines))
-    status = int(pytest.main(arguments, plugins=[Watch(record)]))
+    status = int(pytest.main(arguments, plugins=[Watch(record, project)]))
     imported = {name: getattr(sys.modules.get(name), "__file__", None) for name in WATCHED if name in sys.modules}
     record.write("finished", {"status": status, "imported": imported})
     return status
@@ -79,10 +80,12 @@ class Record:
 class Watch:
     """The plugin. Of a session with pytest-xdist only the process that hands out the tests has it."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, project: str) -> None:
         self._record = record
-        self._reports: Dict[str, List[Any]] = {}
-        self._collected: Dict[str, bool] = {}
+        self._project = project
+        # By the file too: two outside of pytest's root directory can have the same node id.
+        self._reports: Dict[Tuple[str, str], List[Any]] = {}
+        self._collected: Dict[Tuple[str, str], bool] = {}
         self._config: Any = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -97,41 +100,57 @@ class Watch:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: List[str]) -> None:
         self._record.write("planned", len(ids))
 
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
+        outcome = yield
+        with suppress(BaseException):  # pytest raises it again
+            outcome.get_result().sp_compat_file = str(getattr(collector, "path", None) or collector.fspath)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A file that cannot be imported, or that is skipped as a whole. Every worker tells it."""
-        if not report.passed and report.nodeid not in self._collected:
-            self._collected[report.nodeid] = True
+        file = self._file(getattr(report, "sp_compat_file", None) or self._likely(report.nodeid.partition("::")[0]))
+        if not report.passed and (file, report.nodeid) not in self._collected:
+            self._collected[file, report.nodeid] = True
             result = "skipped" if report.skipped else "error"
-            self._write(report.nodeid, result, report, "collection", [report])
+            self._write(file, report.nodeid, result, report, "collection", [report])
 
     def pytest_keyboard_interrupt(self, excinfo: Any) -> None:
         """Also when a test says `pytest.exit`."""
         self._record.write("left", "{}: {}".format(excinfo.typename, excinfo.value)[:OUTPUT_LIMIT])
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._reports[nodeid] = []
-        self._record.write("began", self._named(nodeid))
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Also when a plugin or a conftest.py has had enough, as `-x` has."""
+        why = session.shouldfail or session.shouldstop
+        if why:
+            self._record.write("left", str(why)[:OUTPUT_LIMIT])
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Tuple[str, Optional[int], str]) -> None:
+        file = self._file(location[0])
+        self._reports[file, nodeid] = []
+        self._record.write("began", _named(file, nodeid))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == CRASHED:
-            self._reports.pop(report.nodeid, None)
-            self._write(report.nodeid, "died", report, "", [report])
+            file = self._file(self._likely(report.location[0]))  # which pytest-xdist takes from the node id
+            self._reports.pop((file, report.nodeid), None)
+            self._write(file, report.nodeid, "died", report, "", [report])
         else:
-            self._reports.setdefault(report.nodeid, []).append(report)
+            self._reports.setdefault((self._file(report.location[0]), report.nodeid), []).append(report)
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+    def pytest_runtest_logfinish(self, nodeid: str, location: Tuple[str, Optional[int], str]) -> None:
+        file = self._file(location[0])
         # What was tried and is going to be tried again (pytest-rerunfailures) has no say.
-        reports = [report for report in self._reports.pop(nodeid, []) if report.outcome != "rerun"]
+        reports = [report for report in self._reports.pop((file, nodeid), []) if report.outcome != "rerun"]
         if reports:
             telling = min(reports, key=_weight)
-            self._write(nodeid, _result(telling), telling, telling.when, reports)
+            self._write(file, nodeid, _result(telling), telling, telling.when, reports)
 
-    def _write(self, nodeid: str, result: str, telling: Any, phase: str, reports: List[Any]) -> None:
+    def _write(self, file: str, nodeid: str, result: str, telling: Any, phase: str, reports: List[Any]) -> None:
         text = str(getattr(telling, "longreprtext", "") or "")
         self._record.write(
             "test",
             {
-                **self._named(nodeid),
+                **_named(file, nodeid),
                 "result": result,
                 "phase": phase,
                 "message": _message(telling),
@@ -142,14 +161,23 @@ class Watch:
             },
         )
 
-    def _named(self, nodeid: str) -> Dict[str, Optional[str]]:
-        """The file by its path from the project's directory, whatever pytest's root directory is."""
-        file, _, rest = nodeid.partition("::")
-        name, bracket, variant = rest.partition("[")
-        path = str(Path(str(self._config.rootpath)) / file)
-        here = str(Path.cwd())
-        inside = os.path.relpath(path, here) if path.startswith(here + os.sep) or path == here else path
-        return {"file": inside, "name": name, "variant": variant[:-1] if bracket else None}
+    def _likely(self, name: str) -> str:
+        """Of what a worker could not tell there is the node id alone: it begins at the root, or at an argument."""
+        places = [self._config.rootpath, *(Path(self._project, word.partition("::")[0]) for word in self._config.args)]
+        return next((str(place / name) for place in places if (place / name).is_file()), name)
+
+    def _file(self, told: str) -> str:
+        """A file that pytest tells by its path from its root directory, by that from the project's, where it is in it.
+
+        A node id is no such path: where a file is outside of the root directory, it begins at the argument.
+        """
+        path = os.path.normpath(os.path.join(str(self._config.rootpath), told))  # noqa: PTH118 - `..` is to go
+        return os.path.relpath(path, self._project) if (path + os.sep).startswith(self._project + os.sep) else path
+
+
+def _named(file: str, nodeid: str) -> Dict[str, Optional[str]]:
+    name, bracket, variant = nodeid.partition("::")[2].partition("[")
+    return {"file": file, "name": name, "variant": variant[:-1] if bracket else None}
 
 
 def _described() -> Dict[str, Any]:

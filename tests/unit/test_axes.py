@@ -55,6 +55,7 @@ def test_latest_is_the_newest_that_can_be_installed() -> None:
         ("2.3", "2.3.1", r"--good '2.3' and --bad '2.3.1' are both 2.3.1"),
         ("2.3", "2.99", r"--bad: there is no torch 2.99; the package index has 2.1.2 to 2.10.0"),
         ("2.3", "2.2.1", r"--bad: there is no torch 2.2.1"),
+        ("2.3", "0f3a9c1", r"--bad: torch '0f3a9c1' .*; commits are searched in a checkout, --deepspeed path:DIR"),
         (">=2.1", "2.3", r"--good '>=2.1' stands for several releases of torch"),
         ("nightly", "2.3", r"--good 'nightly' is no release of torch on an index; --nightly searches"),
         ("2.3.0+cu121", "2.2", r"--good '2.3.0\+cu121' is no release of torch on an index"),
@@ -71,6 +72,28 @@ def test_what_is_no_end_is_refused(good: str, bad: str, words: str) -> None:
 def test_one_release_is_nothing_to_search_in() -> None:
     with pytest.raises(InvalidAxis, match=r"1 releases of torch that >=2.4 stands for; a bisect needs two"):
         axes.of_torch(TORCH, TABLE, None, ">=2.4")
+
+
+def test_of_a_single_minor_the_oldest_and_the_newest_patch_are_visited() -> None:
+    available = offer("2.2.0", "2.2.1", "2.2.2", "2.3.0")
+    found = axes.of_torch(available, TABLE, None, "2.2.*")
+    assert (found.axis.candidates, found.ends) == (("2.2.0", "2.2.1", "2.2.2"), None)
+    assert found.axis.stops == (("2.2.0",), ("2.2.2", "2.2.1"))
+    with pytest.raises(InvalidAxis, match="1 releases of torch"):
+        axes.of_torch(available, TABLE, None, "2.3.*")
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        (Ends("2.2.2", "2.3"), "--good '2.2.2' is not in --torch '>=2.3,<2.4'"),
+        (Ends("2.3.0", "2.10"), "--bad '2.10' is not in --torch '>=2.3,<2.4'"),
+    ],
+)
+def test_an_end_beyond_the_range_is_refused(ends: Ends, words: str) -> None:
+    with pytest.raises(InvalidAxis, match=words):
+        axes.of_torch(TORCH, TABLE, ends, ">=2.3,<2.4")
+    assert axes.of_torch(TORCH, TABLE, Ends("2.3.0", "2.3.1"), ">=2.3,<2.4").axis.candidates == ("2.3.0", "2.3.1")
 
 
 def test_releases_of_deepspeed_begin_with_the_first_that_has_ulysses() -> None:

@@ -75,6 +75,20 @@ def test_who_is_quiet_says_nothing() -> None:
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize("kind", [Progress, Folded])
+def test_a_stream_without_room_is_no_reason_to_stop(kind: type[Progress]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:  # noqa: PTH123 - a device
+        said = kind(full)
+        said.note("a line")
+        with said.running(FIRST) as activity:
+            activity.say("another")
+        said.finished(FIRST, "completed", ["the last"])
+        said.close()
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
 def test_plain_lines_tell_how_far_a_leg_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progresses, "LINE_EVERY", 0.0)
     stream = StringIO()
