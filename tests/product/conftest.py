@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.product import running
+from tests.product.container_engine import RealEngine, running_engine
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needed = [*yaml.safe_load(f"[{listed}]"), "hatchling>=1.21"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", directory, *needed], check=True, timeout=300)
     return directory
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[RealEngine]:
+    with running_engine() as engine:
+        yield engine
