@@ -26,13 +26,13 @@ class RealEngine:
     def variables(self) -> dict[str, str]:
         return {"DOCKER_HOST": self.address}
 
-    def docker(self, *words: str, check: bool = True) -> str:
+    def docker(self, *words: str, check: bool = True, seconds: float = 120) -> str:
         done = subprocess.run(
             ["docker", *words],
             env={**os.environ, **self.variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=seconds,
             check=False,
         )
         assert not check or done.returncode == 0, done.stderr
@@ -46,6 +46,10 @@ class RealEngine:
 
     def dangling(self) -> list[str]:
         return self.docker("image", "ls", "--quiet", "--filter", "dangling=true").split()
+
+    def everything(self) -> set[str]:
+        """The images and what is kept of the steps to them, by their ids."""
+        return set(self.docker("image", "ls", "--all", "--quiet", "--no-trunc").split())
 
     @property
     def process(self) -> int:

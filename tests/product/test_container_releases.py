@@ -23,7 +23,7 @@ USER = 12345
 
 
 class OrdinaryUser:
-    """Not root, and in the group of the engine's socket. Reads what root can: the tests' own Python may lie in its home."""
+    """Not root, and in the group of the engine's socket. Reads what root can: this Python may be in its home."""
 
     def __init__(self, directory: Path, engine: RealEngine) -> None:
         self.directory = directory

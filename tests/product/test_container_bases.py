@@ -1,0 +1,172 @@
+"""Images made from what users have: another base, a wheel, a checkout of DeepSpeed; with a real engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.product.container_engine import RealEngine
+from tests.product.running import TORCH
+from tests.product.test_checkouts import everything_in
+from tests.product.test_containers import run
+from tests.product.test_deepspeed_axis import checkout as checkout_fixture
+
+checkout = checkout_fixture
+
+BASE = "python:3.11-slim-bookworm"
+PLAIN = ("--deepspeed", "none", "--suite", "loss", "--case", "custom_weighted", "--lane", "gloo", "--topology", "sp4")
+LOSS = ("--suite", "user", "--lane", "gloo", "--topology", "sp4", "--loss")
+
+# As official images have had it: a Python of its own below /opt/conda, first on the PATH, with torch in it.
+CONDA = f"""
+FROM {BASE}
+COPY conda /opt/conda
+COPY wheels /wheels
+ENV PATH=/opt/conda/bin:$PATH LD_LIBRARY_PATH=/opt/conda/lib
+RUN ln -sf python3 /opt/conda/bin/python && python -m ensurepip \\
+ && python -m pip install --no-index --no-cache-dir --find-links /wheels torch=={TORCH} numpy && rm -r /wheels
+"""
+OF_THE_BASE = """
+import sys
+from importlib import metadata
+import torch
+from torch.distributed.nn import functional
+
+def loss(token_loss, weight, group):
+    assert torch.__file__.startswith("/opt/conda/"), torch.__file__
+    assert sys.executable == "/opt/sp-compat/bin/python", sys.executable
+    theirs = f"/opt/conda/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    names = {found.name for found in metadata.distributions(path=[theirs])}
+    assert "torch" in names and "pytest" not in names and "deepspeed" not in names, names
+    tokens = weight.sum()
+    torch.distributed.all_reduce(tokens, group=group)
+    return functional.all_reduce((token_loss * weight).sum(), group=group) / tokens.clamp(min=1)
+"""
+
+
+@contextmanager
+def image(engine: RealEngine, name: str, dockerfile: str, context: Path) -> Iterator[str]:
+    """An image of this name, gone afterwards with all that was made from it."""
+    (context / "Dockerfile").write_text(dockerfile)
+    engine.docker("build", "--force-rm", "--tag", name, str(context), seconds=600)
+    before = set(engine.images())
+    try:
+        yield name
+    finally:
+        for left in {*engine.images()} - before | {name}:
+            engine.docker("image", "rm", left)
+
+
+@pytest.fixture(scope="module")
+def conda(engine: RealEngine) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        context = Path(directory)
+        own = Path(sys.base_prefix)
+        python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        (context / "conda/bin").mkdir(parents=True)
+        (context / "conda/lib").mkdir()
+        shutil.copy(own / "bin" / python, context / "conda/bin/python3")
+        for library in (own / "lib").glob("libpython*.so.*"):
+            shutil.copy(library, context / "conda/lib")
+        left_out = shutil.ignore_patterns("site-packages", "test", "idlelib", "__pycache__", "config-*")
+        shutil.copytree(own / "lib" / python, context / "conda/lib" / python, symlinks=True, ignore=left_out)
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "-d", context / "wheels"]
+        subprocess.run([*download, f"torch=={TORCH}", "numpy"], check=True, timeout=600)
+        with image(engine, "conda:1", CONDA, context) as name:
+            yield name
+
+
+def legs_of(done: subprocess.CompletedProcess[str], directory: Path) -> list[dict[str, Any]]:
+    assert "Traceback" not in done.stderr
+    legs: list[dict[str, Any]] = json.loads((directory / "out/results.json").read_text())["legs"]
+    return legs
+
+
+def test_a_build_that_fails_leaves_nothing(engine: RealEngine, cache: Path, tmp_path: Path) -> None:
+    before = engine.everything()
+
+    done = run(engine, cache, tmp_path, "--torch", TORCH, *PLAIN, more={"UV_NO_INDEX": "1"})
+    [leg] = legs_of(done, tmp_path)
+
+    assert (leg["status"], leg["reason"]) == ("environment-failed", "unresolvable"), leg
+    assert engine.everything() == before
+    assert engine.containers() == []
+
+
+def remove_image(engine: RealEngine, leg: Mapping[str, Any]) -> None:
+    engine.docker("image", "rm", leg["environment"]["image"])
+
+
+def test_a_base_without_python_is_one_sentence(engine: RealEngine, cache: Path, tmp_path: Path) -> None:
+    with image(engine, "bare:1", f"FROM {BASE}\nRUN rm -f /usr/bin/python3*\n", tmp_path):
+        done = run(engine, cache, tmp_path, "--torch", TORCH, *PLAIN, "--base-image", "bare:1")
+        [leg] = legs_of(done, tmp_path)
+
+        assert done.returncode == 4, done.stderr
+        assert (leg["status"], leg["reason"]) == ("environment-failed", "build")
+        assert leg["detail"] == ("the base image bare:1 has no Python: neither python nor python3 is on its PATH")
+        assert engine.containers() == []
+        assert engine.dangling() == []
+
+
+@pytest.mark.slow
+def test_the_torch_of_a_base_is_what_is_measured(engine: RealEngine, conda: str, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OF_THE_BASE)
+
+    done = run(engine, cache, tmp_path, "--torch", TORCH, *LOSS, "own:loss", "--base-image", conda)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [leg] = legs_of(done, tmp_path)
+    assert leg["environment"]["base"].startswith("conda:1@sha256:")
+    assert "installing from the base image conda:1" in done.stderr
+
+
+@pytest.mark.slow
+def test_another_torch_than_that_of_the_base_is_installed_beside_it(
+    engine: RealEngine, conda: str, cache: Path, tmp_path: Path
+) -> None:
+    done = run(engine, cache, tmp_path, "--torch", "2.12.0", *PLAIN, "--base-image", conda)
+
+    [leg] = legs_of(done, tmp_path)
+    assert (leg["status"], leg["torch"]) == ("completed", "2.12.0"), leg["detail"]
+
+
+@pytest.mark.slow
+def test_a_checkout_on_the_torch_of_a_base(
+    engine: RealEngine, conda: str, cache: Path, checkout: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OF_THE_BASE)
+    options = ("--torch", TORCH, "--deepspeed", f"path:{checkout}", *LOSS, "own:loss", "--base-image", conda)
+
+    done = run(engine, cache, tmp_path, *options)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [leg] = legs_of(done, tmp_path)
+    assert leg["deepspeed"].startswith("0.99.0+")
+
+
+@pytest.mark.slow
+def test_a_wheel_and_a_checkout(engine: RealEngine, cache: Path, checkout: Path, tmp_path: Path) -> None:
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", tmp_path, f"torch=={TORCH}"]
+    subprocess.run(download, check=True, timeout=600)
+    [wheel] = tmp_path.glob("torch-*.whl")
+    before = everything_in(checkout)
+
+    done = run(engine, cache, tmp_path, "--torch", str(wheel), "--deepspeed", f"path:{checkout}", *PLAIN[2:])
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [leg] = legs_of(done, tmp_path)
+    assert (leg["torch"], leg["status"]) == (TORCH, "completed")
+    assert leg["deepspeed"].startswith("0.99.0+")
+    assert everything_in(checkout) == before
+    assert engine.dangling() == []
+    remove_image(engine, leg)
