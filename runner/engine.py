@@ -407,6 +407,12 @@ _EXPLANATIONS: tuple[tuple[re.Pattern[str], At, str], ...] = (
         "the disk of its images can only be read",
     ),
     (
+        # Said by an engine that is well, in the words of one that is not.
+        re.compile(r"response from daemon: (Get|Head) |failed to do request|pinging container registry", re.IGNORECASE),
+        "build",
+        "the registry does not answer",
+    ),
+    (
         re.compile(r"buildx component is missing", re.IGNORECASE),
         "machine",
         "it is told to build with BuildKit and has none: install docker-buildx, or unset DOCKER_BUILDKIT",

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.product import running
-from tests.product.container_engine import RealEngine, running_engine
+from tests.product.container_engine import CELLS, RealEngine, measured, running_engine
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +45,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine() -> Iterator[RealEngine]:
     with running_engine() as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def built(engine: RealEngine, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of the run that built the image of torch 2.13.0."""
+    return measured(engine, cache, tmp_path_factory.mktemp("built"), "--torch", running.TORCH, *CELLS)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.product import running
+
 SCRIPT = Path(__file__).parents[1] / "container_engine.sh"
+BASE = "python:3.11-slim-bookworm"
+CONTAINER = ("--environment", "container")
+CELLS = ("--deepspeed", "none", "--suite", "loss", "--case", "all_gather_*", "--topology", "sp2-strided")
 
 
 class RealEngine:
@@ -74,3 +81,18 @@ def running_engine() -> Iterator[RealEngine]:
     finally:
         if not kept:
             subprocess.run([SCRIPT, "stop", directory], check=False, timeout=120)
+
+
+def run(
+    engine: RealEngine, cache: Path, directory: Path, *arguments: str, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    variables = {**engine.variables, **(more or {})}
+    return running.run("run", *CONTAINER, *arguments, cache=cache, directory=directory, more=variables)
+
+
+def measured(engine: RealEngine, cache: Path, directory: Path, *arguments: str) -> dict[str, Any]:
+    """The results of a run with nothing unexpected."""
+    done = run(engine, cache, directory, *arguments)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found: dict[str, Any] = json.loads((directory / "out/results.json").read_text())
+    return found

@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 from tests.product import running
-from tests.product.container_engine import RealEngine
+from tests.product.container_engine import CELLS, CONTAINER, RealEngine, measured, run
 from tests.product.running import TORCH
 
-CELLS = ("--deepspeed", "none", "--suite", "loss", "--case", "all_gather_*", "--topology", "sp2-strided")
 LONG = ("--torch", TORCH, "--deepspeed", "none", "--suite", "collectives", "--suite", "loss")
-CONTAINER = ("--environment", "container")
 
 # Looks around where it is run, and is a right loss if everything is as it has to be.
 CURIOUS = """
@@ -55,27 +53,6 @@ def loss(token_loss, weight, group):
     torch.distributed.all_reduce(tokens, group=group)
     return functional.all_reduce((token_loss * weight).sum(), group=group) / tokens.clamp(min=1)
 """
-
-
-@pytest.fixture(scope="module")
-def built(engine: RealEngine, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of the run that built the image."""
-    directory = tmp_path_factory.mktemp("built")
-    return measured(engine, cache, directory, "--torch", TORCH, *CELLS)
-
-
-def run(
-    engine: RealEngine, cache: Path, directory: Path, *arguments: str, more: Mapping[str, str] | None = None
-) -> Any:
-    variables = {**engine.variables, **(more or {})}
-    return running.run("run", *CONTAINER, *arguments, cache=cache, directory=directory, more=variables)
-
-
-def measured(engine: RealEngine, cache: Path, directory: Path, *arguments: str) -> dict[str, Any]:
-    done = run(engine, cache, directory, *arguments)
-    assert done.returncode == 0, done.stderr + done.stdout
-    found: dict[str, Any] = json.loads((directory / "out/results.json").read_text())
-    return found
 
 
 def cells(results: Mapping[str, Any]) -> dict[str, Any]:
