@@ -12,6 +12,7 @@ set -euo pipefail
 
 BASE=python:3.11-slim-bookworm
 ROOT_CERTIFICATES=/etc/ssl/certs/ca-certificates.crt
+PATH=$PATH:/usr/sbin:/sbin # where dockerd is, and not on the PATH of everybody
 
 start() {
     install_missing
