@@ -21,6 +21,7 @@ from runner.processes import Cancellation, Processes
 from tests.product.container_engine import RealEngine, run
 from tests.product.running import TORCH
 from tests.product.test_container_bases import PLAIN, STAND_IN, legs_of, remove_image
+from tests.product.test_package_index import wheel as wheel_name
 
 USER, PASSWORD = "reader-of-the-index", "hunter2-of-the-index"
 IN_BASE64 = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -64,14 +65,18 @@ def wheels_by_project(directory: Path, *requirements: str) -> None:
 
 def write_torch(directory: Path) -> None:
     directory.mkdir()
-    with zipfile.ZipFile(directory / f"torch-{TORCH}-py3-none-any.whl", "w") as wheel:
-        for name, text in STAND_IN.items():
-            wheel.writestr(name, text)
-        wheel.writestr(f"torch-{TORCH}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {TORCH}\n")
-        wheel.writestr(
-            f"torch-{TORCH}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"torch-{TORCH}.dist-info/RECORD", "")
+    name = wheel_name(TORCH)
+    facts = {
+        "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {TORCH}\n",
+        "WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {name.removesuffix('.whl').split('-', 2)[2]}\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(directory / name, "w") as wheel:
+        for file, text in {
+            **STAND_IN,
+            **{f"torch-{TORCH}.dist-info/{fact}": said for fact, said in facts.items()},
+        }.items():
+            wheel.writestr(file, text)
 
 
 @pytest.fixture
