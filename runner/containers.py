@@ -207,6 +207,8 @@ class Containers:
             used = used_file(self.environments.cache, key)
             used.parent.mkdir(exist_ok=True)
             used.touch()
+        with suppress(EngineError):  # by the time of its tag other users of this engine see that it is in use
+            self.engine.tag(image.id, f"{NAME}:{key}")
         if leg.python and not content.found.python.startswith(f"{leg.python}."):
             self.environments.progress.note(f"{leg.id}: its image has Python {content.found.python}")
         record = EnvironmentRecord(

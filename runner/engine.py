@@ -88,7 +88,10 @@ class About:
 
 @dataclass(frozen=True)
 class Image:
-    """`digests` are the names by which registries have it, `name@sha256:...`."""
+    """`digests` are the names by which registries have it, `name@sha256:...`; `tagged` is when it last got a name here.
+
+    Podman does not keep that time: then it is empty.
+    """
 
     id: str
     tags: tuple[str, ...]
@@ -96,6 +99,7 @@ class Image:
     labels: Mapping[str, str]
     size: int
     created: str
+    tagged: str = ""
 
     @property
     def digest(self) -> str:
@@ -580,6 +584,7 @@ def _image(document: dict[str, Any]) -> Image:
         labels=labels,
         size=int(document.get("Size") or 0),
         created=str(document.get("Created", "")),
+        tagged=str((document.get("Metadata") or {}).get("LastTagTime") or ""),
     )
 
 

@@ -114,9 +114,16 @@ def _remove(engine: Engine, image: Image) -> None:
 
 
 def _used(image: Image, key: str, cache: Cache) -> float:
+    """An image is tagged with each use, whoever uses it; the file is for engines that keep no such time."""
+    times = [_seconds(image.created), _seconds(image.tagged)]
     with suppress(OSError):
-        return used_file(cache, key).stat().st_mtime
-    with suppress(ValueError):
+        times.append(used_file(cache, key).stat().st_mtime)
+    return max(times)
+
+
+def _seconds(time: str) -> float:
+    try:
         # With nanoseconds, which Python until 3.11 does not read.
-        return datetime.fromisoformat(f"{image.created[:19]}+00:00").timestamp()
-    return 0.0
+        return datetime.fromisoformat(f"{time[:19]}+00:00").timestamp()
+    except ValueError:
+        return 0.0
