@@ -213,8 +213,9 @@ class Engine:
     def tag(self, image: str, name: str) -> None:
         self._ask("image", "tag", image, name)
 
-    def remove_image(self, reference: str) -> None:
-        self._ask("image", "rm", "--force", reference)
+    def remove_image(self, reference: str, *, force: bool = True) -> None:
+        """With force also while a container is made from it, which keeps what has lost its name."""
+        self._ask("image", "rm", *(["--force"] if force else []), reference)
 
     def build(self, build: Build, log: Path, *, scratch: Path, watch: Callable[[], bool] = lambda: False) -> str:
         """The id of the image, which has no name. The directory `scratch` goes with the build, however that ends."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from runner.cache import Cache
-from runner.containers import KEY, content_of, used_file
+from runner.containers import KEY, NAME, content_of, used_file
 from runner.engine import Engine, EngineError, Image, NoEngine, find
 from runner.environments import Content
 from runner.processes import Cancellation, Processes
@@ -107,10 +107,11 @@ def line(one: KeptImage) -> str:
 
 
 def _remove(engine: Engine, image: Image) -> None:
-    """By all its names: with the last one it is gone."""
-    for name in (*image.tags, *image.digests) or (image.id,):
+    """By all its names: with the last one it is gone. That is ours, which stays where a container uses the image."""
+    names = sorted((*image.tags, *image.digests), key=lambda name: name.startswith(f"{NAME}:"))
+    for name in names or [image.id]:
         if engine.image(name) is not None:
-            engine.remove_image(name)
+            engine.remove_image(name, force=False)
 
 
 def _used(image: Image, key: str, cache: Cache) -> float:

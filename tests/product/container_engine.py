@@ -68,6 +68,17 @@ class RealEngine:
 
 
 @contextmanager
+def another_engine(engine: RealEngine, directory: Path) -> Iterator[RealEngine]:
+    """With the same base image, and nothing else in common."""
+    try:
+        started = subprocess.run([SCRIPT, "start", directory, engine.directory], capture_output=True, text=True)
+        assert started.returncode == 0, started.stderr
+        yield RealEngine(started.stdout.split()[-1], directory)
+    finally:
+        subprocess.run([SCRIPT, "stop", directory], check=False, timeout=120)
+
+
+@contextmanager
 def running_engine() -> Iterator[RealEngine]:
     """One that is there already, by SP_COMPAT_TEST_ENGINE, its directory, else one that is made and removed."""
     if os.getuid() != 0 or not (shutil.which("dockerd") or shutil.which("apt-get")):

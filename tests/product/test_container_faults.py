@@ -17,7 +17,7 @@ import pytest
 from runner import owner
 from runner.containers import OWNER
 from tests.product import running
-from tests.product.container_engine import BASE, CELLS, CONTAINER, SCRIPT, RealEngine, measured, run
+from tests.product.container_engine import BASE, CELLS, CONTAINER, RealEngine, another_engine, measured, run
 from tests.product.running import TORCH
 from tests.product.test_container_bases import PLAIN, legs_of
 from tests.product.test_deepspeed_axis import checkout as checkout_fixture
@@ -88,13 +88,9 @@ def small_engine(engine: RealEngine, size: str) -> Iterator[RealEngine]:
     (directory / "data").mkdir()
     subprocess.run(["truncate", "--size", size, disk], check=True)
     subprocess.run(["mkfs.ext4", "-q", disk], check=True)
-    try:
-        subprocess.run(["mount", "-o", "loop", disk, directory / "data"], check=True)
-        started = subprocess.run([SCRIPT, "start", directory, engine.directory], capture_output=True, text=True)
-        assert started.returncode == 0, started.stderr
-        yield RealEngine(started.stdout.split()[-1], directory)
-    finally:
-        subprocess.run([SCRIPT, "stop", directory], check=False)
+    subprocess.run(["mount", "-o", "loop", disk, directory / "data"], check=True)
+    with another_engine(engine, directory) as small:
+        yield small
 
 
 @pytest.mark.slow
@@ -111,7 +107,7 @@ def test_a_disk_that_fills_while_an_image_is_built(
         process = running.start("run", *CONTAINER, *options, cache=cache, directory=tmp_path, more=small.variables)
         assert running.wait_until(lambda: running.processes_about("install_deepspeed"), 120)
         left = os.statvfs(data)
-        subprocess.run(["fallocate", "-l", str(left.f_bavail * left.f_frsize - 2**24), data / "ballast"], check=True)
+        subprocess.run(["fallocate", "-l", str(left.f_bfree * left.f_frsize - 2**24), data / "ballast"], check=True)
         said = process.communicate(timeout=300)[1]
 
         ready, full = legs_of(subprocess.CompletedProcess([], process.returncode, "", said), tmp_path)
