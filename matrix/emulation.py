@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from matrix import signs
 from matrix.results import Observation
 from matrix.table import deepspeed_label, torch_label
 from matrix.verdict import Cell, Verdict
@@ -56,6 +57,15 @@ def compare(verdict: Verdict) -> Comparison:
             same_python = (one for one in candidates if one.leg.python == cell.leg.python)
             pairs.append(Pair(next(same_python, candidates[0]), cell))
     return Comparison(tuple(pairs))
+
+
+def by_likeness(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Pairs of one case that are told alike, together."""
+    groups: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        emulated, real = pair.emulated.observation, pair.real.observation
+        groups[real.name, signs.told(emulated), signs.told(real)].append(pair)
+    return list(groups.values())
 
 
 def _identity(cell: Cell) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -39,33 +40,49 @@ def of(build: TorchBuild, table: ReleaseTable) -> CudaBuilds:
 
 
 def runs(
-    builds: CudaBuilds, driver: int | None, capability: tuple[int, int] | None, table: ReleaseTable
+    builds: CudaBuilds, driver: int | None, capabilities: Collection[tuple[int, int]], table: ReleaseTable
 ) -> tuple[str, ...]:
-    """Those of its CUDA versions that can be run here, oldest first. What is not known is no obstacle."""
+    """Those of its CUDA versions that can be run here, on every GPU, oldest first. What is not known is no obstacle."""
     return tuple(
         cuda
         for cuda in sorted(builds.cuda, key=Version)
-        if (driver is None or driver >= table.driver_for(cuda))
-        and (capability is None or capability >= (table.oldest_capability(cuda) or (0, 0)))
+        if (driver is None or driver >= table.driver_for(cuda)) and misfit(cuda, capabilities, table) is None
     )
 
 
 def problem(
-    builds: CudaBuilds, driver: int | None, capability: tuple[int, int] | None, table: ReleaseTable
+    builds: CudaBuilds, driver: int | None, capabilities: Collection[tuple[int, int]], table: ReleaseTable
 ) -> str | None:
     """Why none of them can be run here, in a sentence with the numbers."""
-    if runs(builds, driver, capability, table):
+    if runs(builds, driver, capabilities, table):
         return None
-    oldest = min(builds.cuda, key=Version)
-    floor = table.driver_for(oldest)
-    if driver is not None and driver < floor:
-        return f"{builds.label} needs NVIDIA driver {floor} or newer, for CUDA {oldest}, and this machine has {driver}"
-    assert capability is not None
-    limit = capability_text(table.oldest_capability(oldest) or (0, 0))
-    return (
-        f"{builds.label} is built for CUDA {oldest}, which has no code for GPUs older than compute capability {limit}, "
-        f"and a GPU of this machine has {capability_text(capability)}"
-    )
+    if cuda := next(iter(runs(builds, None, capabilities, table)), None):  # with a newer driver
+        return (
+            f"{builds.label} needs NVIDIA driver {table.driver_for(cuda)} or newer, for CUDA {cuda}, "
+            f"and this machine has {driver}"
+        )
+    newest = max(builds.cuda, key=Version)
+    cuda = newest if too_new(newest, capabilities, table) else min(builds.cuda, key=Version)
+    return f"{builds.label} is built for CUDA {cuda}, {misfit(cuda, capabilities, table)}"
+
+
+def misfit(cuda: str, capabilities: Collection[tuple[int, int]], table: ReleaseTable) -> str | None:
+    """What builds for this CUDA lack for one of these GPUs, as a clause behind it."""
+    here = "and a GPU of this machine has {}".format
+    oldest, newest = table.oldest_capability(cuda), table.newest_capability(cuda)
+    if oldest and capabilities and min(capabilities) < oldest:
+        limit = f"older than compute capability {capability_text(oldest)}"
+        return f"which has no code for GPUs {limit}, {here(capability_text(min(capabilities)))}"
+    if newest and too_new(cuda, capabilities, table):
+        limit = f"newer than compute capability {capability_text(newest)}"
+        return f"which has no code for GPUs {limit}, {here(capability_text(max(capabilities)))}"
+    return None
+
+
+def too_new(cuda: str, capabilities: Collection[tuple[int, int]], table: ReleaseTable) -> bool:
+    """Code for one GPU runs on newer ones of the same major version."""
+    newest = table.newest_capability(cuda)
+    return newest is not None and any(major > newest[0] for major, _ in capabilities)
 
 
 def _named(requirement: str) -> str | None:

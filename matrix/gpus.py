@@ -96,8 +96,9 @@ class Gpus:
         return int(versions[0].split(".")[0]) if versions else None
 
     @property
-    def oldest_capability(self) -> tuple[int, int] | None:
-        return min((gpu.capability for gpu in self.usable if gpu.capability), default=None)
+    def capabilities(self) -> tuple[tuple[int, int], ...]:
+        """Of the usable ones, each once, oldest first."""
+        return tuple(sorted({gpu.capability for gpu in self.usable if gpu.capability}))
 
     @property
     def devices(self) -> str | None:
@@ -123,6 +124,16 @@ def visible(gpus: Sequence[Gpu], devices: str | None) -> tuple[Gpu, ...]:
             break
         chosen.append(found)
     return tuple(chosen)
+
+
+def numbers_mean_others(gpus: Sequence[Gpu], devices: str | None, order: str | None) -> bool:
+    """Whether numbers in CUDA_VISIBLE_DEVICES may be those of other GPUs than nvidia-smi numbers so.
+
+    CUDA numbers the fastest first, unless CUDA_DEVICE_ORDER, `order`, is PCI_BUS_ID, as nvidia-smi's is (CUDA
+    Programming Guide, environment variables). Where all are of one model the two are the same.
+    """
+    numbers = [name for name in (devices or "").split(",") if name.strip().isdecimal()]
+    return bool(numbers) and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1
 
 
 def _is(gpu: Gpu, name: str) -> bool:

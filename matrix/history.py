@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from matrix import signs
+from matrix import own_tests, signs
 from matrix.known_issues import KnownIssue, KnownIssues, versions
 from matrix.results import (
     FAILURES,
@@ -77,11 +77,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     def failing(self) -> bool:
         return self.outcome in FAILURES
 
-    @property
-    def text(self) -> str:
-        """As `signs.outcome` tells an observation."""
+    def told(self, suite: str) -> str:
+        """As `signs.outcome` tells an observation of that suite."""
         factor = f" ×{self.factor:.4g}" if self.outcome == "scaled" and self.factor is not None else ""
-        return f"{signs.OUTCOMES[self.outcome]}{factor}{', flaky' if self.flaky else ''}"
+        return f"{signs.of_suite(suite, self.outcome)}{factor}{', flaky' if self.flaky else ''}"
+
+    def differs(self, other: Seen) -> bool:
+        """Whether a reader is told something else of the same cell."""
+        return self is not other and self.told("") != other.told("")
 
 
 @dataclass(frozen=True)
@@ -217,8 +220,14 @@ def _seen(observation: Observation) -> Seen:
         outcome=observation.outcome,
         factor=None if observation.factor is None else _rounded(observation.factor),
         flaky=observation.flaky,
-        known_issue=observation.known_issue,
+        known_issue=_known_issue(observation),
     )
+
+
+def _known_issue(observation: Observation) -> str | None:
+    """As the verdict explains it, also where nobody has judged it yet."""
+    expected = observation.expected is not None and observation.outcome in FAILURES
+    return own_tests.EXPECTED.id if expected else observation.known_issue
 
 
 def _rounded(factor: float) -> float:
@@ -355,6 +364,12 @@ class Change:
     message: str | None
 
     @property
+    def told(self) -> tuple[str, str]:
+        """What they were, and what they are."""
+        suite = self.name.partition("/")[0]
+        return self.was.told(suite), self.now.told(suite)
+
+    @property
     def sentence(self) -> str:
         """`with torch 2.15.0 (was 2.14.1)`; what else changed in that night may have done it as well."""
         if not self.causes:
@@ -425,6 +440,11 @@ def causes(before: Night, night: Night) -> tuple[Cause, ...]:
     return tuple(differing)
 
 
+def meant(issues: KnownIssues) -> frozenset[str]:
+    """The ids of what explains a failure that is by design; a test that expects to fail says so itself."""
+    return frozenset({own_tests.EXPECTED.id, *(entry.id for entry in issues.entries if entry.by_design)})
+
+
 def standing(was: Seen | None, now: Seen, by_design: frozenset[str]) -> Standing:
     """As in a verdict whose baseline is the run before: a known issue that is kept had explained the failure there."""
     failed = was is not None and was.failing
@@ -464,7 +484,7 @@ def _steps(line: Line) -> Iterator[tuple[int, int, int, CellName, Seen, Seen]]:
     for stretch in stretches(line):
         if previous is not None and previous.cells == stretch.cells:
             for place, (was, now) in enumerate(zip(previous.seen, stretch.seen, strict=True)):
-                if was is not now and was.text != now.text:
+                if was.differs(now):
                     yield previous.last, stretch.first, place, stretch.cells[place], was, now
         else:
             if previous is not None:
@@ -472,7 +492,7 @@ def _steps(line: Line) -> Iterator[tuple[int, int, int, CellName, Seen, Seen]]:
                 last |= {cell: (seen, night) for cell, seen in zip(previous.cells, previous.seen, strict=True)}
             for place, (cell, seen) in enumerate(zip(stretch.cells, stretch.seen, strict=True)):
                 earlier = last.get(cell)
-                if earlier is not None and earlier[0].text != seen.text:
+                if earlier is not None and earlier[0].differs(seen):
                     yield earlier[1], stretch.first, place, cell, earlier[0], seen
         previous = stretch
 
@@ -489,7 +509,7 @@ def latest_verdict(runs: Sequence[Run], issues: KnownIssues) -> Verdict:
     before = runs[-2].results() if len(runs) > 1 else None
     of_legs = KnownIssues(tuple(entry for entry in issues.entries if entry.legs))
     judged = judge(results, of_legs, before, "unexpected")
-    entries = {entry.id: entry for entry in issues.entries}
+    entries = {entry.id: entry for entry in (*issues.entries, own_tests.EXPECTED)}
     return replace(judged, results=results, cells=tuple(_as_it_was_known(cell, entries) for cell in judged.cells))
 
 

@@ -6,15 +6,11 @@ worked out here: the script draws and filters.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 from collections.abc import Sequence
-from importlib import resources
 
 import msgspec
 
-from matrix import signs, timeline
+from matrix import signs, timeline, whole_page
 from matrix.history import Change, LegChange, Line, Run, changes, leg_changes, lines
 from matrix.timeline import CaseState, Span
 
@@ -24,28 +20,6 @@ VARIANTS = 6
 """Names of cells that one change lists."""
 
 _TITLE = "sp-compat: the matrix over time"
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src '{style_hash}'; \
-script-src '{script_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<noscript><p>This page draws its data with a script, which this browser does not run. The same is printed by \
-<code>sp-compat history show</code>.</p></noscript>
-<div id="page" aria-busy="true"></div>
-<script type="application/json" id="data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 class _Span(msgspec.Struct, array_like=True):
@@ -105,16 +79,14 @@ class Document(msgspec.Struct):
 def render(runs: Sequence[Run], by_design: frozenset[str]) -> bytes:
     """The page of these runs, which are in the order of their time."""
     data = msgspec.json.encode(document(runs, by_design)).decode()
-    style, script = _asset("history.css"), _asset("history.js")
-    return _PAGE.format(
-        title=html.escape(_TITLE),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        style=style,
-        script=script,
-        # Within a script element nothing but `<` could end it.
-        data=data.replace("<", "\\u003c"),
-    ).encode()
+    page = whole_page.render(
+        whole_page.source("history.html"),
+        style=whole_page.style("history.css"),
+        script=whole_page.source("history.js"),
+        data=data,
+        title=_TITLE,
+    )
+    return page.encode()
 
 
 def document(runs: Sequence[Run], by_design: frozenset[str]) -> Document:
@@ -155,12 +127,13 @@ class _Rows:
             self._add(number, ENVIRONMENT, "", 0, timeline.of_leg(line))
 
     def change(self, change: Change) -> _Change:
+        was, now = change.told
         return _Change(
             run=change.night.place,
             row=self._place[self._number[id(change.line)], change.name, change.lane],
             leg=change.night.label,
-            was=change.was.text,
-            now=change.now.text,
+            was=was,
+            now=now,
             outcome=change.now.outcome,
             standing=change.standing,
             count=len(change.cells),
@@ -191,11 +164,3 @@ class _Rows:
         self._place[line, case, lane] = len(self.rows)
         drawn = [_Span(one.first, one.last, self.states.setdefault(one.state, len(self.states))) for one in spans]
         self.rows.append(_Row(case, lane, line, cells, drawn))
-
-
-def _asset(name: str) -> str:
-    return resources.files("matrix").joinpath("data", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

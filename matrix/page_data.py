@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from matrix import explanations, floors, markdown, reproduce, signs, wording
+from matrix import emulation, explanations, floors, markdown, own_tests, reproduce, signs, wording
 from matrix import table as tables
+from matrix.emulation import Pair
 from matrix.known_issues import KnownIssue
 from matrix.results import FAILURES, RankReport, Source
 from matrix.table import Table
@@ -64,6 +65,7 @@ def document(verdict: Verdict) -> Document:
             {"name": name, "sign": one.sign, "word": one.word, "meaning": one.meaning, "failure": name in FAILURES}
             for name, one in signs.OUTCOMES.items()
         ],
+        "skipped": {"sign": signs.SKIPPED.sign, "word": signs.SKIPPED.word, "meaning": signs.SKIPPED.meaning},
         "noResult": str(signs.NOT_MEASURED),
         "standings": [
             {"name": name, "note": tables.NOTES.get(name), "meaning": wording.STANDINGS[name]} for name in tables.WEIGHT
@@ -74,6 +76,7 @@ def document(verdict: Verdict) -> Document:
         "telling": made.telling(),
         "news": made.news(),
         "changes": made.changes(),
+        "emulation": made.emulation(),
         "recommended": made.recommended(),
         "floors": made.floors(),
         "declared": made.declared(),
@@ -164,6 +167,7 @@ class _Document:
             "case": _line(column.case),
             "lane": _line(column.lane),
             "shown": _line(signs.lane(column.lane)),
+            "skips": column.suite == own_tests.SUITE,
         }
 
     def cells(self) -> dict[str, list[int]]:
@@ -200,6 +204,26 @@ class _Document:
         ]
         return self._told("Changed otherwise since the baseline", "changed", [], cells) if cells else None
 
+    def emulation(self) -> Document | None:
+        """Whether the emulation shows what NCCL does, where both were measured."""
+        comparison = emulation.compare(self._verdict)
+        if not comparison.pairs:
+            return None
+        return {
+            "sentence": comparison.sentence,
+            "differences": [self._difference(alike) for alike in emulation.by_likeness(comparison.differences)],
+        }
+
+    def _difference(self, pairs: Sequence[Pair]) -> Document:
+        emulated, real = pairs[0].emulated.observation, pairs[0].real.observation
+        told = self._alike([pair.real for pair in pairs])
+        return {
+            **told,
+            "shown": signs.told(real),
+            "emulated": signs.told(emulated),
+            "emulatedLane": _line(signs.lane(emulated.lane)),
+        }
+
     def _told(self, title: str, standing: str, legs: Iterable[JudgedLeg], cells: Iterable[Cell]) -> Document:
         return {
             "title": title,
@@ -217,7 +241,7 @@ class _Document:
         seen = first.observation
         return {
             "shown": signs.outcome(seen),
-            "was": str(signs.OUTCOMES[first.was.outcome]) if first.was else "",
+            "was": str(signs.of(first.was)) if first.was else "",
             "name": _line(seen.name),
             "lane": _line(signs.lane(seen.lane)),
             "releases": _line(wording.some(wording.distinct(map(wording.releases, cells)))),

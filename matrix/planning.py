@@ -42,15 +42,15 @@ class Machine:
     """What is to be known of the machine.
 
     `gpus` are those that a rank can be given, `gpu_trouble` says why there are no more. `driver` is the major version
-    of NVIDIA's driver, `capability` the compute capability of the oldest GPU. `pytorch_index` says whether PyTorch's
-    own index can be used.
+    of NVIDIA's driver, `capabilities` the compute capabilities of the GPUs. `pytorch_index` says whether PyTorch's own
+    index can be used.
     `deepspeed` are the releases of DeepSpeed that the package index has. `without` says of a class of runners why it
     gets no leg.
     """
 
     gpus: int = 0
     driver: int | None = None
-    capability: tuple[int, int] | None = None
+    capabilities: tuple[tuple[int, int], ...] = ()
     gpu_trouble: str | None = None
     pytorch_index: bool = True
     locate: Callable[[str], PurePath | None] = lambda written: None
@@ -260,7 +260,7 @@ def _on_gpus(leg: LegPlan, config: Config, machine: Machine, table: ReleaseTable
     if leg.torch is None or leg.torch.nightly:
         return leg
     builds = gpu_builds.of(leg.torch, table)
-    newest = gpu_builds.runs(builds, machine.driver, machine.capability, table)[-1]
+    newest = gpu_builds.runs(builds, machine.driver, machine.capabilities, table)[-1]
     return replace(leg, cuda=newest if newest != max(builds.cuda, key=Version) else None)
 
 
@@ -273,7 +273,7 @@ def _gpu_problem(leg: LegPlan, config: Config, machine: Machine, table: ReleaseT
         )
     if leg.torch is None or leg.torch.nightly:
         return None
-    return gpu_builds.problem(gpu_builds.of(leg.torch, table), machine.driver, machine.capability, table)
+    return gpu_builds.problem(gpu_builds.of(leg.torch, table), machine.driver, machine.capabilities, table)
 
 
 def _concerns(excluded: str | None, build: TorchBuild | None) -> bool:

@@ -63,6 +63,7 @@ class ReleaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     releases: Annotated[tuple[MinorRelease, ...], msgspec.Meta(min_length=1)]  # oldest first
     drivers: dict[str, int]
     capabilities: dict[str, MinorText]
+    newest_capabilities: dict[MinorText, MinorText]
 
     @property
     def oldest(self) -> Version:
@@ -84,11 +85,20 @@ class ReleaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def oldest_capability(self, cuda: str) -> tuple[int, int] | None:
         """The oldest compute capability that builds for this version of CUDA have code for; None: of no limit known."""
         limit = self.capabilities.get(cuda.split(".")[0])
-        return None if limit is None else (Version(limit).major, Version(limit).minor)
+        return None if limit is None else _capability(limit)
+
+    def newest_capability(self, cuda: str) -> tuple[int, int] | None:
+        """The newest compute capability that builds for this version of CUDA have code for; None: of no limit known."""
+        limits = (limit for since, limit in self.newest_capabilities.items() if Version(cuda) < Version(since))
+        return min(map(_capability, limits), default=None)
 
     def available(self) -> tuple[AvailableRelease, ...]:
         """The answer when no index can be asked."""
         return tuple(AvailableRelease(patch, entry.pythons) for entry in self.releases for patch in entry.patches)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    return Version(text).major, Version(text).minor
 
 
 def minor_of(version: Version) -> str:

@@ -150,11 +150,7 @@ def emulation(verdict: Verdict, limit: int) -> list[Section]:
         return []
     if not comparison.differences:
         return [Section(f"{text(comparison.sentence)}.\n\n", rank=2)]
-    groups: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
-    for pair in comparison.differences:
-        emulated, real = pair.emulated.observation, pair.real.observation
-        groups[real.name, signs.told(emulated), signs.told(real)].append(pair)
-    lines = [_pairs_line(alike) for alike in groups.values()]
+    lines = [_pairs_line(alike) for alike in emulations.by_likeness(comparison.differences)]
     more = f"- … and {len(lines) - limit} more; {emulations.REAL} is what training does\n" if len(lines) > limit else ""
     head = f"**Emulation and NCCL differ**\n\n{text(comparison.sentence)}:\n\n"
     return [Section(head, (*lines[:limit], more), "\n", rank=1)]
@@ -178,7 +174,7 @@ def _alike_line(cells: Sequence[Cell]) -> str:
     releases = wording.distinct(wording.releases(cell) for cell in cells)
     topologies = wording.distinct(cell.observation.topology for cell in cells)
     where = "" if seen.suite == own_tests.SUITE else f": {text(wording.some(topologies))}"
-    was = f" (was {signs.OUTCOMES[first.was.outcome]})" if first.was else ""
+    was = f" (was {signs.of(first.was)})" if first.was else ""
     return (
         f"- **{text(signs.outcome(seen))}**{was} {code(seen.name)} in {text(signs.lane(seen.lane))} "
         f"on {text(wording.some(releases))}{where}{_count(len(cells))}{_evidence(seen)}\n"

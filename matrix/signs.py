@@ -69,8 +69,11 @@ def lane(name: str) -> str:
 
 
 def of(observation: Observation) -> Sign:
-    skipped = observation.suite == "tests" and observation.outcome == "unsupported"
-    return SKIPPED if skipped else OUTCOMES[observation.outcome]
+    return of_suite(observation.suite, observation.outcome)
+
+
+def of_suite(suite: str, outcome: str) -> Sign:
+    return SKIPPED if suite == "tests" and outcome == "unsupported" else OUTCOMES[outcome]
 
 
 def outcome(observation: Observation) -> str:

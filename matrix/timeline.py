@@ -75,7 +75,7 @@ def _leg_standing(leg: Leg) -> str:
     return "completed" if leg.status == "completed" else "new failure"
 
 
-def told(seen: Sequence[Seen], by_design: frozenset[str]) -> CaseState:
+def told(suite: str, seen: Sequence[Seen], by_design: frozenset[str]) -> CaseState:
     """What is meant to be wrong says nothing about the release, unless there is nothing else."""
     telling = [one for one in seen if not _meant(one, by_design)] or seen
     worst = min(telling, key=lambda one: (_weight(one), signs.SEVERITY[one.outcome]))
@@ -87,7 +87,7 @@ def told(seen: Sequence[Seen], by_design: frozenset[str]) -> CaseState:
         if worst.known_issue:
             notes.append("by design" if _meant(worst, by_design) else "known")
     note = f" ({', '.join(notes)})" if notes else ""
-    return CaseState(worst.outcome, standing(None, worst, by_design), f"{worst.text}{note}")
+    return CaseState(worst.outcome, standing(None, worst, by_design), f"{worst.told(suite)}{note}")
 
 
 def _weight(seen: Seen) -> int:
@@ -115,7 +115,8 @@ def _case_states(
                 places.setdefault(_case(cell), []).append(place)
             changed = places
         for case in changed:
-            states[case] = (told([stretch.seen[place] for place in places[case]], by_design), len(places[case]))
+            suite = case[0].partition("/")[0]
+            states[case] = (told(suite, [stretch.seen[place] for place in places[case]], by_design), len(places[case]))
         yield stretch, states
         previous = stretch
 

@@ -21,7 +21,8 @@ from runner.action_inputs import PLAN, Inputs
 from runner.cli import CURRENT_PYTHON
 from runner.errors import Failure, UsageError
 from runner.github_job import GitHubJob
-from runner.report import BASELINE
+from runner.outputs import BASELINE
+from runner.values import duration
 
 LEG_BUDGET = "50m"
 """What a leg is given where the input `budget` is empty."""
@@ -71,7 +72,7 @@ class Action:
             return code
         document = plan_document.decode(printed.getvalue().encode())
         try:
-            matrix = github_matrix.matrix(document, cli.duration(self.inputs.budget or LEG_BUDGET))
+            matrix = github_matrix.matrix(document, duration(self.inputs.budget or LEG_BUDGET))
         except github_matrix.TooManyLegs as error:
             _error(str(error))
             return error.exit_code

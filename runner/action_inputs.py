@@ -14,8 +14,8 @@ from typing import Literal
 
 from matrix.activity import MODES
 from matrix.marker import is_comment_id
-from runner import cli
 from runner.errors import UsageError
+from runner.values import duration
 
 PREFIX = "SP_COMPAT_INPUT_"
 Command = Literal["run", "plan", "leg", "report", "comment"]
@@ -63,7 +63,7 @@ def read(environment: Mapping[str, str]) -> Inputs:
         )
     if inputs.budget:
         try:
-            cli.duration(inputs.budget)
+            duration(inputs.budget)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"budget: {error}") from None
     for name, command, what in (

@@ -26,14 +26,18 @@ from matrix.config_file import nearest
 from matrix.plan import LegPlan, Plan
 from matrix.requests import InvalidRequest, Unresolvable
 from matrix.results import Leg, Results
-from runner import commands, environment_kind, environments, package_index, results_files, suite
+from runner import conclusion, environment_kind, environments, judging, package_index, results_files, settings, suite
 from runner.cache import Cache
-from runner.cli import LIST_BUDGET, program_version, size
+from runner.cli import LIST_BUDGET, program_version
 from runner.errors import MachineError, UsageError
+from runner.make_plan import deepspeed_releases_of, plan_here
 from runner.results_files import RESULTS
 from runner.session import Interruption, Session, budget, output_directory
 from runner.suite import SuiteDescription
 from runner.tracks import Listings, Track, Wish
+from runner.uv import clean_uv
+from runner.values import size
+from runner.work import Work, progress_of, source_of_job
 
 NAMES = {"torch": "torch", "deepspeed": "DeepSpeed"}
 
@@ -42,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     description = suite.load()
     asked = _selecting(arguments, description)
     config = _config(asked, description)
-    with output_directory(arguments.out.absolute()) as directory, commands._progress(arguments) as progress:
-        work = commands._Work.begin(progress)
+    with output_directory(arguments.out.absolute()) as directory, progress_of(arguments) as progress:
+        work = Work.begin(progress)
         interruption = Interruption(work.processes.cancellation)
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
             config = environment_kind.settled(config, work.processes, os.environ)
@@ -52,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             track = _track(arguments, _listings(work))
             session = Session(
                 environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
-                options=commands._suite_options(asked, config),
+                options=settings.suite_options(asked, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 own_tests=lambda leg: (),
                 suite=suite.suite_directory(),
@@ -67,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
             bisect = Bisect(arguments.case, track, plan, session, room)
             report = bisect.run()
             if bisect.visited:
-                results = msgspec.structs.replace(bisect.results, source=commands._source(progress))
-                issues = commands._known_issues(config, description)
-                judged = verdict.judge(results, issues, None, commands._fail_on(config))
-                commands._write_outputs(directory, judged, None)
+                results = msgspec.structs.replace(bisect.results, source=source_of_job(progress))
+                issues = judging.known_issues_of(config)
+                judged = verdict.judge(results, issues, None, judging.fail_on(config))
+                conclusion.write(directory, judged, None)
             progress.close()
             code = report.exit_code if interruption.exit_code is None else interruption.exit_code
             if arguments.json:
@@ -100,7 +104,7 @@ def _selecting(arguments: argparse.Namespace, description: SuiteDescription) -> 
 
 
 def _config(asked: argparse.Namespace, description: SuiteDescription) -> Config:
-    config = commands._config(asked, description)
+    config = settings.config_of(asked, description)
     if config.environment == planning.CURRENT:
         raise UsageError(
             f"{config.origin('environment')}: `current` is one interpreter with one torch, and a bisect needs many; "
@@ -136,7 +140,7 @@ def _track(arguments: argparse.Namespace, listings: Listings) -> Track:
         raise UsageError(str(error)) from None
 
 
-def _listings(work: commands._Work) -> Listings:
+def _listings(work: Work) -> Listings:
     def told(answer: package_index.IndexAnswer) -> Sequence[releases.AvailableRelease]:
         if answer.note:
             work.environments.progress.note(answer.note)
@@ -145,7 +149,7 @@ def _listings(work: commands._Work) -> Listings:
     index = work.environments.index
     return Listings(
         torch=lambda: told(package_index.available_torch(index, releases.bundled())),
-        deepspeed=lambda: commands._deepspeed_releases(work),
+        deepspeed=lambda: deepspeed_releases_of(work),
         nightlies=lambda: _nightlies(index),
     )
 
@@ -157,14 +161,12 @@ def _nightlies(index: package_index.IndexSettings) -> Sequence[releases.Availabl
     return answer.releases
 
 
-def _plan(
-    asked: argparse.Namespace, description: SuiteDescription, work: commands._Work, track: Track, candidate: str
-) -> Plan:
+def _plan(asked: argparse.Namespace, description: SuiteDescription, work: Work, track: Track, candidate: str) -> Plan:
     """The candidate's legs, of one torch and one DeepSpeed; none where the configuration excludes it."""
     torch, deepspeed = track.pair(candidate)
     pair = argparse.Namespace(**{**vars(asked), "torch": [torch], "deepspeed": [deepspeed]})
     try:
-        plan, _ = commands._plan(pair, commands._config(pair, description), description, work)
+        plan, _ = plan_here(pair, settings.config_of(pair, description), description, work)
     except NothingLeft:
         return Plan(())
     other = "deepspeed" if track.package == "torch" else "torch"
@@ -196,7 +198,7 @@ class Room:
             older_than=None,
             everything=False,
             now=time.time(),
-            clean_uv=lambda: commands._clean_uv(self.cache),
+            clean_uv=lambda: clean_uv(self.cache),
             first=self.built,
         )
         return removed.keys

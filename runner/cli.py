@@ -1,4 +1,4 @@
-"""The command line: its words, and how it ends. What the commands do is in `commands`, imported when one is run."""
+"""The command line: its words, and how it ends. What a command does is in a module of its own, imported late."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import errno
 import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matrix.marker import COMMENT_ID
+from runner.examples import EXAMPLES
+from runner.values import duration, number, positive, sha, size, workers
 
 if TYPE_CHECKING:
     from matrix.verdict import Verdict
@@ -31,110 +32,6 @@ CURRENT_PYTHON = "SP_COMPAT_PYTHON"
 DESCRIPTION = """\
 On which versions of PyTorch and DeepSpeed does a training step with Ulysses sequence parallelism compute the right
 gradient? sp-compat measures it, in an environment for each release, and says what it saw."""
-
-EXAMPLES = {
-    "sp-compat": """\
-examples:
-  sp-compat run                                    sp-compat.yml if there is one, else the defaults
-  sp-compat run --torch 2.2.2 --torch 2.3.1        two releases
-  sp-compat run --loss my_pkg.training:sp_loss     a loss of your own, beside the built-in cases
-""",
-    "run": """\
-examples:
-  sp-compat run --torch 2.2.2 --torch 2.3.1 --deepspeed none --lane nccl-path --out out/
-  sp-compat run --torch 2.6 --deepspeed auto --deepspeed 0.17.6 --deepspeed path:../DeepSpeed
-  sp-compat run --suite collectives --case 'all_*' --topology sp2-strided --world-size 4
-  sp-compat run --suite user --loss my_pkg.training:sp_loss --torch latest
-  sp-compat run --suite tests --tests tests/sp --tests-require einops
-  sp-compat run --environment current --python /opt/conda/bin/python
-  sp-compat run --environment container --torch 2.2.2 --registry ghcr.io/owner/sp-compat
-""",
-    "plan": """\
-examples:
-  sp-compat plan --torch '>=2.1,<2.4' --json
-  sp-compat plan --runners all --json > plan.json      for jobs on the configuration's runners
-""",
-    "leg": """\
-examples:
-  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --out out/torch2.2.2
-  sp-compat leg --torch 2.2.2 --out out/torch2.2.2
-  sp-compat leg torch2.2.2-dsnone-py3.11-cpu --plan plan.json
-  sp-compat report out/*/results.json --out out
-""",
-    "report": """\
-examples:
-  sp-compat report out/
-  sp-compat report first/results.json second/results.json --out both/
-  sp-compat report legs/ --plan plan.json          a leg of the plan that is not there is shown as lost
-  sp-compat report out/ --baseline before/          compared with an earlier run
-  sp-compat report out/ --baseline auto             in a workflow of GitHub: with the newest run where the change began
-""",
-    "comment": """\
-examples:
-  sp-compat comment out/                                 in a workflow of GitHub: on the event's pull request
-  sp-compat comment out/ --pull-request 7 --comment changes
-  sp-compat comment out/ --comment-id nightly            one of several comments on a pull request
-""",
-    "doctor": """\
-examples:
-  sp-compat doctor                                    this machine, against sp-compat.yml or the defaults
-  sp-compat doctor --torch 2.13 --lane nccl --json    whether its GPUs and their driver can run this
-  sp-compat doctor --environment container            whether its container engine can
-""",
-    "bisect": """\
-examples:
-  sp-compat bisect loss/all_gather_weighted --lane nccl-path --good 2.3 --bad 2.2
-  sp-compat bisect collectives/broadcast --lane nccl-path --torch '>=2.1,<2.8' --disk-budget 20G
-  sp-compat bisect attention/seq_all_to_all --axis deepspeed --torch 2.6 --good 0.17.0 --bad latest
-  sp-compat bisect attention/seq_all_to_all --deepspeed path:../DeepSpeed --good v0.18.0 --bad HEAD
-  sp-compat bisect collectives/all_gather --nightly --good 2026-11-01 --bad 2026-11-30
-""",
-    "explain": """\
-example:
-  sp-compat explain loss/all_gather_weighted
-""",
-    "history": """\
-examples:
-  sp-compat history add out/
-  sp-compat history show
-""",
-    "history add": """\
-examples:
-  sp-compat history add                                  the run in out/
-  sp-compat history add nights/ --database nightly.sqlite    every run in the directories of nights/
-""",
-    "history fetch": """\
-example:
-  sp-compat history fetch && sp-compat history add out/
-""",
-    "history show": """\
-examples:
-  sp-compat history show                           every change, the newest first, and what changed with it
-  sp-compat history show 'loss/*' --json
-  sp-compat history show --html site/ --badge site/badge/
-""",
-    "env": """\
-examples:
-  sp-compat env list
-  sp-compat env gc --budget 40G --older-than 30d
-""",
-    "env list": """\
-example:
-  sp-compat env list --json
-""",
-    "env measure-deepspeed": """\
-examples:
-  sp-compat env measure-deepspeed --torch 2.2.2                     the newest release that works, found by trying
-  sp-compat env measure-deepspeed --torch 2.2.2 --deepspeed 0.19.0  this pair
-  sp-compat env measure-deepspeed --table matrix/data/deepspeed_releases.yaml
-""",
-    "env gc": """\
-examples:
-  sp-compat env gc                        what does not fit into 40G, the least recently used first
-  sp-compat env gc --older-than 30d
-  sp-compat env gc --all
-""",
-}
 
 
 def say(sentence: str) -> None:
@@ -209,11 +106,11 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    run = add("run", "measure: build the environments, run the suite in each, report", _command("run"))
+    run = add("run", "measure: build the environments, run the suite in each, report", _command("run", "measure"))
     _add_selection(run)
     _add_execution(run)
 
-    plan = add("plan", "show what `run` would do, without doing it", _command("plan"))
+    plan = add("plan", "show what `run` would do, without doing it", _command("plan", "show_plan"))
     _add_selection(plan)
     plan.add_argument("--json", action="store_true", help="for a program, and for `leg --plan`")
     plan.add_argument(
@@ -223,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
         "code that is not trusted with GPUs",
     )
 
-    leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg"))
+    leg = add("leg", "measure one leg of a plan, for a job of its own", _command("leg", "measure"))
     leg.add_argument(
         "id", nargs="?", metavar="LEG", help="its id, as `plan` shows it; not needed where there is one leg"
     )
@@ -231,7 +128,9 @@ def parser() -> argparse.ArgumentParser:
     _add_selection(leg)
     _add_execution(leg)
 
-    report = add("report", "write the report again, of one results.json or of several together", _command("report"))
+    report = add(
+        "report", "write the report again, of one results.json or of several together", _command("report", "report")
+    )
     report.add_argument(
         "paths",
         nargs="+",
@@ -250,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     comment = add(
         "comment",
         "post the verdict on the pull request, or bring the comment that is there up to date",
-        _command("comment"),
+        _command("comment", "comment"),
     )
     comment.add_argument(
         "path",
@@ -270,9 +169,15 @@ def parser() -> argparse.ArgumentParser:
         _command("run", "doctor"),
     )
     _add_doctor(doctor)
-    _add_bisect(add("bisect", "find the release, nightly or commit where the outcome of a case changes", _bisect))
+    _add_bisect(
+        add(
+            "bisect",
+            "find the release, nightly or commit where the outcome of a case changes",
+            _command("run", "bisect"),
+        )
+    )
 
-    explain = add("explain", "say what a case measures and what is known of it", _command("explain"))
+    explain = add("explain", "say what a case measures and what is known of it", _command("explain", "explain"))
     explain.add_argument("case", metavar="SUITE/CASE")
 
     _add_history(commands)
@@ -334,7 +239,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot."
+    parser.description = (
+        f"{parser.description} Exit code 0: it can run what is planned; 4: it cannot, whatever the kind of the "
+        "finding, which is its `id` in --json."
+    )
     for option, metavar, text in (
         ("--torch", "RELEASE", "a release that is going to be measured; may be repeated"),
         ("--lane", "LANE", "gloo, nccl-path or nccl; may be repeated"),
@@ -525,7 +433,7 @@ def _add_environments(commands: Commands) -> None:
 
     listing = _sub(actions, "env list", "the environments, their size and when they were used")
     listing.add_argument("--json", action="store_true", help="for a program")
-    listing.set_defaults(command=_command("list_environments"))
+    listing.set_defaults(command=_command("list_environments", "env"))
 
     measuring = _sub(
         actions,
@@ -542,7 +450,7 @@ def _add_environments(commands: Commands) -> None:
     )
     measuring.add_argument("--keep", action="store_true", help="keep the environments that were built")
     measuring.add_argument("--quiet", action="store_true", help="no progress")
-    measuring.set_defaults(command=_command("measure_deepspeed"))
+    measuring.set_defaults(command=_command("measure_deepspeed", "measure_deepspeed"))
 
     gc = _sub(actions, "env gc", "remove environments and images of ours; never one that is in use")
     gc.add_argument(
@@ -551,13 +459,14 @@ def _add_environments(commands: Commands) -> None:
         metavar="SIZE",
         help=f"what may stay of environments, and of images, least recently used first (default: {LIST_BUDGET})",
     )
+    gc.add_argument("--image-budget", type=size, metavar="SIZE", help="of images, where it is another")
     gc.add_argument("--older-than", type=duration, metavar="TIME", help="what was not used for 30d, 12h")
     gc.add_argument("--all", action="store_true", help="everything, uv's cache too")
     gc.add_argument("--json", action="store_true", help="for a program")
-    gc.set_defaults(command=_command("collect_environments"))
+    gc.set_defaults(command=_command("collect_environments", "env"))
 
 
-def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
+def _command(name: str, module: str) -> Callable[[argparse.Namespace], int]:
     """The function of that name in a module that is imported only when it is called: help has to be quick."""
 
     def call(namespace: argparse.Namespace) -> int:
@@ -567,12 +476,6 @@ def _command(name: str, module: str = "commands") -> Callable[[argparse.Namespac
         return function(namespace)
 
     return call
-
-
-def _bisect(namespace: argparse.Namespace) -> int:
-    from runner import bisect
-
-    return bisect.run(namespace)
 
 
 class _Version(argparse.Action):
@@ -612,56 +515,6 @@ def _sub(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-
-
-# Values
-
-
-def duration(text: str) -> float:
-    """Seconds, of `90s`, `30m`, `1h30m`, `30d`."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    seconds = sum(float(number) * units[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a time with its unit, such as 90s, 30m, 1h or 30d")
-    return seconds
-
-
-def size(text: str) -> int:
-    """Bytes, of `40G`, `500M`, `1.5T`; powers of 1024."""
-    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a size with its unit, such as 40G or 500M")
-    return int(float(found[1]) * units[found[2].upper()])
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of seconds greater than 0")
-    return number
-
-
-def workers(text: str) -> str:
-    if not re.fullmatch(r"auto|[1-9][0-9]{0,3}", text):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write a number of processes, such as 4, or auto")
-    return text
-
-
-def number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"found {text!r}; write the number of a pull request, such as 7")
-    return int(text)
-
-
-def sha(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text):
-        raise argparse.ArgumentTypeError(f"found {text!r}; write the whole name of a commit, 40 hexadecimal digits")
-    return text
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from matrix import deepspeed_releases
+from matrix.gpus import visible
 from matrix.plan import LegPlan
 from matrix.results import EnvironmentRecord
 from runner import checkouts, owner
@@ -52,6 +53,7 @@ from runner.environments import (
 from runner.errors import MachineError
 from runner.images import DOCKERFILE, STEPS, Recipe, has_credentials
 from runner.loopback import served
+from runner.nvidia_smi import NvidiaSmi
 from runner.processes import TETHER, Ended, Processes, inherited
 from runner.progress import Activity
 
@@ -303,7 +305,7 @@ class Containers:
     def _check_gpus(self, leg: LegPlan, base: Image, log: Path) -> None:
         """A machine that cannot hand its GPUs to a container is not made to download for one."""
         if leg.runner == "nccl":
-            gpus = gpus_of(self.environments.caller)
+            gpus = gpus_of(self.engine)
             self._in_container(base.id, ["-c", ":"], log, entrypoint="/bin/sh", gpus=gpus)
 
     def _has_torch(self, leg: LegPlan, base: Image, log: Path) -> bool:
@@ -436,7 +438,7 @@ class Containers:
                 built=self.environments.now().isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - began, 3),
             )
-            image = self.engine.commit(
+            self.engine.commit(
                 name,
                 [
                     f'LABEL {CONTENT}="{quote(msgspec.json.encode(content), safe=" {}[],:/.+()")}"',
@@ -445,8 +447,8 @@ class Containers:
                     f"USER {USER}:{USER}",
                     'CMD ["python"]',
                 ],
+                f"{NAME}:{key}",
             )
-            self.engine.tag(image, f"{NAME}:{key}")
         finally:
             with suppress(EngineError):
                 self.engine.remove(name)
@@ -547,7 +549,7 @@ class SuiteContainer:
             shared_memory=world_size * SHARED_MEMORY_OF_A_RANK,
             memory=int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
             processes=PROCESSES,
-            gpus=gpus_of(self.engine.caller) if self.leg.runner == "nccl" else None,
+            gpus=gpus_of(self.engine) if self.leg.runner == "nccl" else None,
         )
         modes = {file: file.stat().st_mode for file in written}
         try:
@@ -607,10 +609,22 @@ OF_A_RUN = {
 }
 
 
-def gpus_of(caller: Mapping[str, str]) -> list[str]:
-    """Those that the caller was lent; empty for all."""
-    visible = caller.get("CUDA_VISIBLE_DEVICES")
-    return [name.strip() for name in visible.split(",") if name.strip()] if visible else []
+def gpus_of(engine: Engine) -> list[str]:
+    """Those that the engine's caller was lent, as the engine calls them; empty for all.
+
+    Podman has its names from a file that nvidia-ctk wrote: until 1.15 by their numbers alone
+    (NVIDIA/nvidia-container-toolkit #314).
+    """
+    lent = engine.caller.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in lent.split(",") if name.strip()]
+    if not names or engine.about.kind == "docker":
+        return names
+    caller = {name: value for name, value in engine.caller.items() if name != "CUDA_VISIBLE_DEVICES"}
+    there = NvidiaSmi(engine.processes, caller).ask().gpus.all
+    chosen = visible(there, lent)
+    if not chosen:
+        return names
+    return [] if len(chosen) == len(there) else [str(gpu.index) for gpu in chosen]
 
 
 def used_file(cache: Cache, key: str) -> Path:
@@ -624,6 +638,16 @@ def content_of(image: Image) -> Content | None:
         return msgspec.json.decode(unquote(image.labels.get(CONTENT, "")), type=Content)
     except msgspec.MsgspecError:
         return None
+
+
+def own_names(image: Image) -> tuple[str, ...]:
+    """By which we call it, here or in a registry. An image that somebody made from one of ours has its labels too."""
+    return tuple(name for name in image.tags if name.rpartition(":")[2] == image.labels.get(KEY))
+
+
+def is_unfinished(image: Image) -> bool:
+    """Of a build that goes on, or was interrupted. Those that are made from a finished one inherit its content."""
+    return not image.tags and not image.labels.get(CONTENT)
 
 
 def remove_leftovers(engine: Engine, environments: Environments) -> None:
@@ -642,7 +666,7 @@ def remove_unfinished(engine: Engine, cache: Cache) -> None:
         with steps:
             for container in engine.containers(f"{KEY}={UNFINISHED}"):
                 engine.remove(container.id)
-    for image in engine.images(KEY, dangling=True):
+    for image in filter(is_unfinished, engine.images(KEY, dangling=True)):
         lock = cache.try_lock(image.labels[KEY], exclusive=True)
         if lock is not None:  # else it is being built
             with lock, suppress(EngineError):

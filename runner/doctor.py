@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +27,18 @@ from matrix.config import Config, Options
 from matrix.findings import Finding, Planned, Severity, exit_code, gravest_first, gravity, planned_of
 from matrix.plan import LegPlan
 from matrix.planning import Machine
-from runner import engine_findings, gpu_findings, interpreters, machine_findings, package_index, smoke, suite
+from runner import (
+    engine_findings,
+    environment_kind,
+    gpu_findings,
+    interpreters,
+    machine_findings,
+    package_index,
+    smoke,
+    suite,
+)
 from runner.cache import Cache, cache_root
 from runner.cli import CURRENT_PYTHON
-from runner.commands import find_uv, read_config
 from runner.disks import Disks
 from runner.engine import About
 from runner.environments import Environments
@@ -36,7 +46,9 @@ from runner.errors import UsageError
 from runner.nvidia_smi import NvidiaSmi
 from runner.processes import Cancellation, Processes, inherited
 from runner.progress import standard
+from runner.settings import read_config
 from runner.suite import SuiteDescription
+from runner.uv import find_uv
 
 LIMIT, AT_LEAST = 8.0, 6.0
 """Seconds from the start of the program until the checks have to be through, and what they have on a busy machine."""
@@ -56,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--python {arguments.python}: there is no interpreter; write the path of one")
     machine = Doctor.begin(os.environ, arguments.python or _current(config))
     legs = machine.legs(config, description)
-    planned = planned_of(config, legs)
+    planned = planned_of(environment_kind.without_asking(config, os.environ), legs)
     checks = list(machine.checks(config, planned, legs))
     left = max(AT_LEAST, LIMIT - _age_of_this_process())
     findings = gravest_first(carry_out(checks, machine.processes.cancellation, left))
@@ -233,14 +245,16 @@ class Doctor:
         found = gpu_findings.findings(answer, planned, self.nvidia_smi.limit, releases.bundled())
         if planned.gpus == "unused" or not (answer.gpus.all or answer.driver_loaded):
             return found
-        found += self._kernel_log()
-        if answer.gpus.all:
-            found += self._toolkits(planned)
-        if len(answer.gpus.usable) >= planned.world_size:
+        looks: list[Look] = []
+        if len(answer.gpus.usable) >= planned.world_size:  # first, for it takes the longest
             devices = answer.gpus.devices
             caller = {**self.caller, **({"CUDA_VISIBLE_DEVICES": devices} if devices else {})}
-            found += self._smoke(("nccl",), planned, caller, gravity(planned.gpus))
-        return found
+            looks.append(functools.partial(self._smoke, ("nccl",), planned, caller, gravity(planned.gpus)))
+        looks.append(self._kernel_log)
+        if answer.gpus.all:
+            looks.append(functools.partial(self._toolkits, planned))
+        with ThreadPoolExecutor(thread_name_prefix="GPUs") as pool:
+            return [*found, *itertools.chain.from_iterable(pool.map(lambda look: look(), looks))]
 
     def _kernel_log(self) -> list[Finding]:
         """Nothing where it may not be read."""

@@ -127,7 +127,7 @@ class ContainerRun:
     """A container that is started, waited for and removed. It has no network and no capabilities.
 
     `passed` are names of variables whose values the engine's client reads from its own environment, where no list of
-    processes shows them. `gpus` None: none; empty: all; else those that CUDA calls so. `user` None: the image's.
+    processes shows them. `gpus` None: none; empty: all; else those that the engine calls so. `user` None: the image's.
     """
 
     image: str
@@ -238,10 +238,13 @@ class Engine:
             words += ["--secret", f"id={name},src={path}"]
         return [*words, str(build.context)]
 
-    def commit(self, container: str, changes: Sequence[str]) -> str:
-        """An image of what a stopped container has become; `changes` are lines of a Dockerfile."""
+    def commit(self, container: str, changes: Sequence[str], name: str) -> None:
+        """An image of what a stopped container has become; `changes` are lines of a Dockerfile.
+
+        The engine gives it its name: it is never there without.
+        """
         words = [word for change in changes for word in ("--change", change)]
-        return self._ask("container", "commit", *words, container, limit=PULL_LIMIT).split()[-1]
+        self._ask("container", "commit", *words, container, name, limit=PULL_LIMIT)
 
     # Containers
 

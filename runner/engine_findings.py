@@ -34,10 +34,14 @@ class Asked:
 
 
 def ask(program: str, processes: Processes, caller: Mapping[str, str]) -> Asked | None:
-    """None where there is no such program. `processes` bounds the time: an answer that was cancelled is none."""
+    """None where there is no such program, unless the caller names it. `processes` bounds the time.
+
+    An answer that was cancelled is none.
+    """
     path = shutil.which(program, path=caller.get("PATH"))
     if path is None:
-        return None
+        named = f"{engine.PROGRAM} names {program}, and there is no such program on the PATH"
+        return Asked(program, words=named) if caller.get(engine.PROGRAM) else None
     try:
         return Asked(path, engine.find(processes, {**caller, engine.PROGRAM: program}).about)
     except EngineError:  # cancelled
@@ -94,6 +98,8 @@ def _without_answer(asked: Asked, planned: Planned) -> Finding:
             f"{asked.program} does not answer",
             f"restart its daemon (`systemctl restart docker`), or {VENV}",
         )
+    if "there is no such program" in asked.words:
+        return Finding("engine-missing", grave, asked.words, f"name one that is there, or unset it, or {VENV}")
     if re.search(r"permission denied|may not be used by this user", asked.words, re.IGNORECASE):
         return Finding(
             "engine-permission",

@@ -23,8 +23,14 @@ def settled(config: Config, processes: Processes, caller: Mapping[str, str]) -> 
     """`auto` is container in a job of GitHub where an engine answers, else venv."""
     if config.environment != AUTO:
         return config
-    in_job = caller.get("GITHUB_ACTIONS") == "true"
+    in_job = without_asking(config, caller).environment == AUTO
     return replace(config, environment="container" if in_job and _has_engine(processes, caller) else "venv")
+
+
+def without_asking(config: Config, caller: Mapping[str, str]) -> Config:
+    """As far as it is settled before any engine is asked: outside of GitHub's jobs `auto` is venv."""
+    in_job = caller.get("GITHUB_ACTIONS") == "true"
+    return replace(config, environment="venv") if config.environment == AUTO and not in_job else config
 
 
 def preparing(config: Config, environments: Environments) -> Environments | Containers:

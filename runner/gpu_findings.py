@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from packaging.version import Version
 
 from matrix import gpu_builds
 from matrix.findings import Finding, Planned, Severity, gravity
@@ -11,7 +14,7 @@ from matrix.gpu_builds import CudaBuilds
 from matrix.gpus import Gpu, Gpus, capability_text
 from matrix.releases import ReleaseTable
 from matrix.torch_requests import cuda_label
-from runner.nvidia_smi import Answer
+from runner.nvidia_smi import UNAMBIGUOUS, Answer
 
 RESTART = "take the machine out of service and restart it; a GPU that is lost again has to be reseated or replaced"
 WITHOUT_GPUS = "leave the lane nccl out; gloo and nccl-path need no GPU"
@@ -25,6 +28,7 @@ def findings(answer: Answer, planned: Planned, limit: float, table: ReleaseTable
         *_lost(answer, planned),
         *_count(answer.gpus, planned),
         *_unusable(answer.gpus, planned),
+        *_doubt(answer, planned),
         *_ecc(answer.gpus),
         *(_build(builds, answer.gpus, planned, table) for builds in planned.builds if answer.gpus.driver),
     ]
@@ -130,6 +134,12 @@ def _free(gpu: Gpu) -> str:
     )
 
 
+def _doubt(answer: Answer, planned: Planned) -> Iterator[Finding]:
+    if answer.doubt:
+        severity: Severity = "info" if planned.gpus == "unused" else "warning"
+        yield Finding("gpu-order", severity, answer.doubt, UNAMBIGUOUS)
+
+
 def _ecc(gpus: Gpus) -> Iterator[Finding]:
     for gpu in gpus.all:
         if gpu.ecc_errors:
@@ -143,39 +153,43 @@ def _ecc(gpus: Gpus) -> Iterator[Finding]:
 
 
 def _build(builds: CudaBuilds, gpus: Gpus, planned: Planned, table: ReleaseTable) -> Finding:
-    """A release's CUDA builds against the driver and the oldest GPU."""
-    driver, capability = gpus.driver, gpus.oldest_capability
-    here = f"NVIDIA driver {driver}" + (f", compute capability {capability_text(capability)}" if capability else "")
-    runs = gpu_builds.runs(builds, driver, capability, table)
-    needs = ", ".join(f"{cuda} (driver {table.driver_for(cuda)})" for cuda in builds.cuda)
+    """A release's CUDA builds against the driver and the GPUs."""
+    driver, capabilities = gpus.driver, gpus.capabilities
+    runs = gpu_builds.runs(builds, driver, capabilities, table)
     if not runs:
-        said = gpu_builds.problem(builds, driver, capability, table) or ""
-        old_driver = not gpu_builds.runs(builds, driver, None, table)
-        fix = (
-            "update the driver" if old_driver else "name another build of it, or measure older releases on this machine"
+        old_driver = bool(gpu_builds.runs(builds, None, capabilities, table))
+        return Finding(
+            "driver-too-old" if old_driver else "gpu-architecture",
+            gravity(planned.gpus),
+            gpu_builds.problem(builds, driver, capabilities, table) or "",
+            "update the driver" if old_driver else _another_build(builds, gpus, table),
         )
-        return Finding("driver-too-old" if old_driver else "gpu-architecture", gravity(planned.gpus), said, fix)
     if builds.ordinary in runs:
+        needs = ", ".join(f"{cuda} (driver {table.driver_for(cuda)})" for cuda in builds.cuda)
+        here = ", ".join(map(capability_text, capabilities))
+        here = f"NVIDIA driver {driver}" + (f", compute capability {here}" if here else "")
         return Finding("driver", "ok", f"{builds.label} is built for CUDA {needs}; this machine has {here}")
-    identity = "driver-too-old" if driver and driver < table.driver_for(builds.ordinary) else "gpu-architecture"
-    severity: Severity = "info" if planned.gpus == "unused" else "warning"
-    label = cuda_label(runs[-1])
+    misfit = gpu_builds.misfit(builds.ordinary, capabilities, table)
+    floor = table.driver_for(builds.ordinary)
+    lacks = misfit or f"which needs NVIDIA driver {floor} or newer, and this machine has {driver}"
+    other = f"install torch {builds.release}+{cuda_label(runs[-1])}" if misfit else "update the driver"
     return Finding(
-        identity,
-        severity,
-        f"{builds.label} from PyPI is built for CUDA {builds.ordinary}, "
-        + (
-            f"which needs NVIDIA driver {table.driver_for(builds.ordinary)} or newer, and this machine has {driver}"
-            if identity == "driver-too-old"
-            else f"which has no code for GPUs older than compute capability "
-            f"{capability_text(table.oldest_capability(builds.ordinary) or (0, 0))}, and this machine has {here}"
-        )
-        + f"; a run takes the build for CUDA {runs[-1]} from PyTorch's own index",
-        "see that download.pytorch.org can be reached"
-        + (
-            ", or update the driver" if identity == "driver-too-old" else f", or install torch {builds.release}+{label}"
-        ),
+        "gpu-architecture" if misfit else "driver-too-old",
+        "info" if planned.gpus == "unused" else "warning",
+        f"{builds.label} from PyPI is built for CUDA {builds.ordinary}, {lacks}; a run takes the build for CUDA "
+        f"{runs[-1]} from PyTorch's own index",
+        f"see that download.pytorch.org can be reached, or {other}",
     )
+
+
+def _another_build(builds: CudaBuilds, gpus: Gpus, table: ReleaseTable) -> str:
+    """Of the same release where there is one that these GPUs can run."""
+    entry = table.of(Version(builds.release))
+    others = gpu_builds.runs(replace(builds, cuda=entry.cuda), gpus.driver, gpus.capabilities, table)
+    if others:
+        return f"name another build of it, torch {builds.release}+{cuda_label(others[-1])}"
+    newer = any(gpu_builds.too_new(cuda, gpus.capabilities, table) for cuda in builds.cuda)
+    return f"measure {'newer' if newer else 'older'} releases on this machine"
 
 
 def xid(kernel_log: Iterable[str]) -> list[Finding]:

@@ -17,7 +17,7 @@ from matrix.history import CellName, Change, InvalidRun, LegChange, Line, Run
 from matrix.results import Leg
 from runner import history_database, results_files
 from runner.errors import MachineError, UsageError
-from runner.report import write_whole
+from runner.outputs import write_whole
 
 PAGE = "history.html"
 
@@ -39,7 +39,7 @@ def show(arguments: argparse.Namespace) -> int:
     if not runs:
         raise UsageError(f"{arguments.database} has no run yet; `sp-compat history add` adds one")
     issues = known_issues.built_in()
-    by_design = frozenset(entry.id for entry in issues.entries if entry.by_design)
+    by_design = history.meant(issues)
     selected = _selected(runs, arguments.cases) if arguments.cases else runs
     if arguments.html:
         path = arguments.html if arguments.html.suffix == ".html" else arguments.html / PAGE
@@ -109,11 +109,9 @@ def _change_as_text(change: Change | LegChange) -> Iterator[str]:
             yield f"    {' '.join(detail.split())}"
         return
     where = f"{change.name}, {signs.lane(change.lane)}, {change.night.label}"
+    was, now = change.told
     cells = _number(len(change.cells), "cell")
-    yield (
-        f"{change.night.run.day}  {where}: {change.was.text} → {change.now.text} in {cells} ({change.standing}), "
-        f"{change.sentence}"
-    )
+    yield (f"{change.night.run.day}  {where}: {was} → {now} in {cells} ({change.standing}), {change.sentence}")
     more = f" and {len(change.cells) - 3} more" if len(change.cells) > 3 else ""
     yield f"    {'; '.join(cell.variant for cell in change.cells[:3])}{more}"
     if change.message:

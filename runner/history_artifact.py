@@ -22,7 +22,7 @@ from runner.cli import program_version
 from runner.errors import MachineError, UsageError
 from runner.github import Artifact, GitHub, Patience, Run
 from runner.github_job import GitHubJob
-from runner.report import write_whole
+from runner.outputs import write_whole
 
 RUNS = 200
 """How many runs are looked through: more than half a year of nights in which nothing was left."""

@@ -256,7 +256,7 @@ def _news(run: Run, earlier: Sequence[Run]) -> Iterable[tuple[int, Mapping[int, 
         news = {}
         for place, message in now.of_leg.messages.items():
             seen_before = was.get(now.of_leg.cells[place])
-            if seen_before is None or seen_before.text != now.of_leg.seen[place].text:
+            if seen_before is None or seen_before.differs(now.of_leg.seen[place]):
                 news[place] = message
         if news:
             yield placed[id(now.of_leg)], news

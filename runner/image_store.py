@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from runner.cache import Cache
-from runner.containers import KEY, NAME, content_of, used_file
+from runner.containers import KEY, NAME, content_of, is_unfinished, own_names, used_file
 from runner.engine import Engine, EngineError, Image, NoEngine, find
 from runner.environments import Content
 from runner.processes import Cancellation, Processes
@@ -40,9 +40,11 @@ def engine_of(caller: Mapping[str, str]) -> Engine | None:
 
 
 def inventory(engine: Engine, cache: Cache) -> list[KeptImage]:
-    """The least recently used first."""
+    """The least recently used first; none that somebody made from one of them."""
     kept = []
     for image in engine.images(KEY):
+        if not own_names(image) and not is_unfinished(image):
+            continue
         key = image.labels[KEY]
         lock = cache.try_lock(key, exclusive=True)
         if lock is not None:
@@ -107,9 +109,13 @@ def line(one: KeptImage) -> str:
 
 
 def _remove(engine: Engine, image: Image) -> None:
-    """By all its names: with the last one it is gone. That is ours, which stays where a container uses the image."""
-    names = sorted((*image.tags, *image.digests), key=lambda name: name.startswith(f"{NAME}:"))
-    for name in names or [image.id]:
+    """By all our names: with the last one it is gone, unless somebody has given it another.
+
+    The one of this machine comes last, and stays where a container uses the image.
+    """
+    ours = own_names(image)
+    digests = image.digests if len(ours) == len(image.tags) else ()
+    for name in sorted((*ours, *digests), key=lambda name: name.startswith(f"{NAME}:")) or [image.id]:
         if engine.image(name) is not None:
             engine.remove_image(name, force=False)
 

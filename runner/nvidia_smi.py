@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from matrix.gpus import Gpu, GpuProcess, Gpus, visible
+from matrix.gpus import Gpu, GpuProcess, Gpus, numbers_mean_others, visible
 from runner.processes import Processes, inherited
 
 ANSWER_LIMIT = 10.0
@@ -32,6 +32,12 @@ LOST = re.compile(
 )
 NOT_A_FIELD = re.compile(r'Field "([\w.]+)" is not a valid field')
 
+DOUBT = (
+    "CUDA_VISIBLE_DEVICES has numbers, and this machine's GPUs are of different models: CUDA numbers the fastest "
+    "first, so those that nvidia-smi numbers so may be others"
+)
+UNAMBIGUOUS = "write their UUIDs into it (`nvidia-smi -L`), or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+
 State = Literal["answered", "missing", "silent", "failed"]
 
 
@@ -43,6 +49,7 @@ class Answer:
     gpus: Gpus = field(default_factory=Gpus)
     words: str = ""  # what it said beside the GPUs
     driver_loaded: bool = False
+    doubt: str | None = None  # why these may be other GPUs than CUDA_VISIBLE_DEVICES names
 
     @property
     def lost(self) -> str | None:
@@ -83,8 +90,9 @@ class NvidiaSmi:
             state, gpus, words = self._gpus(program, Path(directory), deadline)
             if any(gpu.used for gpu in gpus):
                 gpus = self._with_processes(gpus, program, Path(directory), deadline)
-        left = visible(gpus, self.caller.get("CUDA_VISIBLE_DEVICES"))
-        return Answer(state, Gpus(left), words, loaded)
+        devices = self.caller.get("CUDA_VISIBLE_DEVICES")
+        doubt = numbers_mean_others(gpus, devices, self.caller.get("CUDA_DEVICE_ORDER"))
+        return Answer(state, Gpus(visible(gpus, devices)), words, loaded, DOUBT if doubt else None)
 
     def _gpus(self, program: str, directory: Path, deadline: float) -> tuple[State, list[Gpu], str]:
         fields = list(FIELDS)

@@ -25,17 +25,29 @@ def is_gone(owner: str, *, ended: bool) -> bool:
         return False
     if tuple(words[2:]) != _place():
         return ended
-    return _started(int(words[0])) != words[1]
+    started = _started(int(words[0]))
+    return started != words[1] if started is not None else not _exists(int(words[0]))
 
 
 def _started(pid: int) -> str | None:
-    """In ticks since the machine was started; None where there is no such process, or only its body."""
+    """In ticks since the machine was started; empty where only its body is left, None where /proc shows none."""
     try:
         # The command's name stands in parentheses and may contain anything, so it is read from its end.
         fields = (PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _exists(pid: int) -> bool:
+    """As the kernel knows it: /proc hides the processes of other users where it is mounted with hidepid."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _place() -> tuple[str, str]:

@@ -117,7 +117,7 @@ def _fixed(verdict: Verdict) -> Iterator[Text]:
     if cells:
         yield Text(f"\nFixed: {len(cells)}", style="bold green")
     for cell in cells:
-        was = f", was {signs.OUTCOMES[cell.was.outcome]}" if cell.was else ""
+        was = f", was {signs.of(cell.was)}" if cell.was else ""
         yield Text(safe(f"  {_what(cell)}{was}"))
 
 

@@ -15,8 +15,11 @@ readonly STALE_MINUTES=5 # a directory that nobody uses may have been made a mom
 main() {
   read_settings
   user=$(id -u)
-  # As root, what the runner's user has left; never what others run.
-  [ "$user" != 0 ] || user=$(id -u "${setting[user]}" 2>/dev/null) || user=0
+  # As root, what the runner's user has left; never what others run. Without that user there is no machine of ours.
+  if [ "$user" = 0 ] && ! user=$(id -u "${setting[user]}" 2>/dev/null); then
+    tell warning "there is no user ${setting[user]}: nothing is cleaned as root"
+    return 0
+  fi
   clean_containers
   clean_ranks
   [ "${1:-}" != --workspace ] || clean_workspace "$2"
@@ -52,7 +55,11 @@ is_gone() {
     [[ $1 != running && $1 != paused ]]
     return
   fi
-  text=$(cat "/proc/${words[0]}/stat" 2>/dev/null) || return 0
+  if ! text=$(cat "/proc/${words[0]}/stat" 2>/dev/null); then
+    # A /proc with hidepid, as the unit has it, hides the processes of other users: the kernel is asked.
+    [[ $(LC_ALL=C kill -0 "${words[0]}" 2>&1) == *'No such process' ]]
+    return
+  fi
   # The command's name stands in parentheses and may contain anything.
   read -r -a fields <<<"${text##*)}"
   [[ ${fields[0]} == [ZX] || ${fields[19]} != "${words[1]}" ]]

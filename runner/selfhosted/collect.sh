@@ -13,24 +13,26 @@ readonly YOUNG=3600 # seconds
 main() {
   read_settings
   local status=0
-  collect_cache || status=1
-  collect_images || status=1
+  if [ -n "${setting[sp_compat]}" ]; then
+    collect_all || status=1
+  else
+    tell notice "no command is set as sp_compat: of ${setting[cache]} nothing is collected"
+    collect_images || status=1
+  fi
   return "$status"
 }
 
-collect_cache() {
-  if [ -z "${setting[sp_compat]}" ]; then
-    tell notice "no command is set as sp_compat: ${setting[cache]} is not collected"
-    return 0
-  fi
-  SP_COMPAT_CACHE=${setting[cache]} bounded 1800 "${setting[sp_compat]}" env gc \
-    --budget "${setting[cache_budget]}" --older-than "${setting[keep]}d" || {
-    tell warning "the cache ${setting[cache]} was not collected"
+# The program knows better than an engine which images are being built or used, and when they were.
+collect_all() {
+  SP_COMPAT_CACHE=${setting[cache]} SP_COMPAT_ENGINE=${setting[engine]} bounded 1800 "${setting[sp_compat]}" env gc \
+    --budget "${setting[cache_budget]}" --image-budget "${setting[image_budget]}" --older-than "${setting[keep]}d" || {
+    tell warning "${setting[sp_compat]} did not collect ${setting[cache]} and the images"
     return 1
   }
 }
 
 collect_images() {
+  [ -n "${setting[engine]}" ] || return 0
   local images used now budget id size when total=0
   if ! { images=$(own_images) && used=$(images_in_use); }; then
     tell warning "${setting[engine]} does not list its images: none was collected"
@@ -55,17 +57,21 @@ collect_images() {
   done <<<"$images"
 }
 
-# Id, size in bytes and time of last use of each of our images, the most recently used first. An image is tagged when it
-# is used; an engine that does not keep that time has the time when it was made.
+# Id, size in bytes and time of last use of each of our images, the most recently used first. An engine does not know when
+# an image was used: a run touches the file images/KEY in the cache. Without that file it is when the image was made.
 own_images() {
-  local ids
+  local ids id size made key used
   ids=$(bounded 60 "${setting[engine]}" image ls --quiet --no-trunc --filter "label=$IMAGE_LABEL") || return
   mapfile -t ids < <(sort --unique <<<"$ids" | grep .)
   [ ${#ids[@]} -gt 0 ] || return 0
-  bounded 60 "${setting[engine]}" image inspect "${ids[@]}" | jq --raw-output '
+  bounded 60 "${setting[engine]}" image inspect "${ids[@]}" | jq --raw-output --arg name "$IMAGE_LABEL" '
     def seconds: sub("\\.[0-9]+"; "") | sub("[+-]00:00$"; "Z") | (fromdateiso8601? // 0);
-    [.[] | {id: .Id, size: .Size, used: ([.Created, .Metadata.LastTagTime?] | map(select(. != null) | seconds) | max)}]
-    | sort_by(-.used)[] | "\(.id) \(.size) \(.used)"'
+    .[] | "\(.Id) \(.Size) \(.Created // "" | seconds) \(.Config.Labels[$name])"' |
+    while read -r id size made key; do
+      used=$made
+      [[ ! $key =~ ^[A-Za-z0-9._-]+$ ]] || used=$(stat --format=%Y -- "${setting[cache]}/images/$key" 2>/dev/null) || used=$made
+      echo "$id $size $((used > made ? used : made))"
+    done | sort --key=3,3 --numeric-sort --reverse
 }
 
 images_in_use() {

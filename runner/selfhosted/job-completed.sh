@@ -10,7 +10,8 @@ source "$here/machine.sh"
 main() {
   local reasons status=0
   bash "$here/clean.sh" || tell warning "what this job left on the machine was not removed"
-  # Without --idle: processes that the job started in the background end after this hook.
+  # Without --idle: processes that the job started in the background end after this hook. A disk that it filled is left
+  # to ready.sh, which collects.
   reasons=$(bash "$here/check.sh") || status=$?
   [ "$status" != "$UNFIT" ] || report_unfit "${reasons//$'\n'/; }"
 }

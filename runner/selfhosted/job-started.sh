@@ -18,8 +18,12 @@ main() {
   bash "$here/clean.sh" --workspace "${GITHUB_WORKSPACE:-/nowhere}" ||
     tell warning "what earlier jobs left on this machine was not removed"
   reasons=$(bash "$here/check.sh" --idle) || status=$?
-  [ "$status" = "$UNFIT" ] || return 0
-  report_unfit "${reasons//$'\n'/; }"
+  case $status in
+    "$UNFIT") report_unfit "${reasons//$'\n'/; }" ;;
+    # No reason to take the machine out of service: ready.sh collects before the next start.
+    "$FULL") tell error "there is no room for a job: ${reasons//$'\n'/; }" ;;
+    *) return 0 ;;
+  esac
   return 1
 }
 

@@ -18,8 +18,10 @@ declare -A setting=(
 # shellcheck disable=SC2034
 readonly IMAGE_LABEL=sp-compat.key OWNER_LABEL=sp-compat.owner
 
+# The exit status of a check that found the machine broken, and of one that found it well but short of room on a disk,
+# which collection may mend.
 # shellcheck disable=SC2034
-readonly UNFIT=3 # the exit status of a check that found the machine broken
+readonly UNFIT=3 FULL=4
 
 # Nothing in the file is evaluated. Without the file all are the defaults; one that is named has to be there.
 read_settings() {
@@ -77,23 +79,30 @@ tell() {
   fi
 }
 
-# bounded SECONDS COMMAND...: its output and its status; 124 when it did not end in time. It is not waited for longer
-# than that: a process that hangs in the driver does not even end by SIGKILL, and it must not keep our streams open.
+# bounded SECONDS COMMAND...: its output and its status; 124 when it did not end in time. What it says on standard error
+# is printed too when it fails, and else dropped: engines warn there. It is not waited for longer than that: a process
+# that hangs in the driver does not even end by SIGKILL, and it must not keep our streams open.
 bounded() {
-  local seconds=$1 text status stream
+  local seconds=$1 text errors='' status stream
   shift
-  exec {stream}< <({
-    timeout --kill-after=1 "$seconds" "$@"
-    printf '\nstatus=%s' "$?"
-  } 2>&1 </dev/null)
+  exec {stream}< <(
+    exec 3>&1 2>/dev/null </dev/null
+    errors=$({
+      timeout --kill-after=1 "$seconds" "$@" 3>&-
+      printf '\nstatus=%s\0' "$?" >&3
+    } 2>&1 >&3)
+    printf '%s\0' "$errors"
+  )
   IFS= read -r -d '' -t "$((seconds + 3))" -u "$stream" text || true
-  exec {stream}<&-
   case $text in
     *$'\nstatus='*) status=${text##*$'\nstatus='} ;;
     *) status=124 ;;
   esac
   [ "$status" != 137 ] || status=124
-  printf '%s\n' "${text%$'\nstatus='*}"
+  [[ $status == 0 || $status == 124 ]] || IFS= read -r -d '' -t 1 -u "$stream" errors || true
+  exec {stream}<&-
+  text=${text%$'\nstatus='*}
+  printf '%s\n' "$text${errors:+${text:+$'\n'}$errors}"
   return "$status"
 }
 

@@ -87,6 +87,7 @@ check_machine() {
   [[ $kind == *' debian '* || $kind == *' ubuntu '* ]] || refuse "this is '${kind// /}'; Debian or Ubuntu is needed"
   has systemctl || refuse "there is no systemd, which is needed"
   [ -n "$dry_run" ] || [ "$(id -u)" = 0 ] || refuse "root is needed; --dry-run does without"
+  refuse_other_docker
   if [ "${option[gpus]}" != 0 ]; then
     has nvidia-smi || [ -n "${option[driver_package]}" ] ||
       refuse "there is no NVIDIA driver; install one, or name its package by --driver-package (Ubuntu: ubuntu-drivers list --gpgpu)"
@@ -97,6 +98,15 @@ check_machine() {
     [[ -n ${option[runner_version]} && -n ${option[runner_sha256]} ]] ||
       refuse "--runner-version and --runner-sha256 are needed: see https://github.com/actions/runner/releases"
   fi
+}
+
+refuse_other_docker() {
+  local found
+  found=$(command -v docker) || return 0
+  [[ "$found/ $(readlink --canonicalize "$found")/" != */snap/* ]] ||
+    refuse "$found is a snap, which reads neither /etc/docker nor what a job mounts; remove it: snap remove docker"
+  [[ $(docker --version 2>/dev/null) != *[Pp]odman* ]] ||
+    refuse "$found is podman under the name of docker, which takes none of Docker's settings; remove it: apt-get remove podman-docker"
 }
 
 # change SENTENCE COMMAND...: the only way in which anything is changed.
@@ -117,13 +127,18 @@ is_installed() {
 }
 
 install_packages() {
-  local name missing=()
+  local name libicu missing=()
   local wanted=(ca-certificates curl git jq procps python3 python3-venv)
+  # On a bare image apt knows of no packages.
+  knows_packages || change "fetch the lists of packages; libicu and docker-buildx are looked for in them" apt-get update
   # .NET, in which GitHub's runner is written, needs it; its name changes with each release of the distribution.
-  wanted+=("$(available 'libicu[0-9]+' | sort --version-sort | tail -n 1)")
+  libicu=$(available 'libicu[0-9]+' | sort --version-sort | tail -n 1)
+  [ -n "$libicu" ] || { [ -n "$dry_run" ] && ! knows_packages; } ||
+    refuse "apt offers no package libicu, which GitHub's runner needs; see /etc/apt/sources.list.d"
+  wanted+=(${libicu:+"$libicu"})
   has docker || wanted+=(docker.io)
   # BuildKit: a plugin where docker is 23 or newer, a part of it before.
-  [ -z "$(available docker-buildx)" ] || has docker || wanted+=(docker-buildx)
+  [ -z "$(available docker-buildx)" ] || docker buildx version >/dev/null 2>&1 || wanted+=(docker-buildx)
   [ -z "${option[driver_package]}" ] || has nvidia-smi || wanted+=("${option[driver_package]}")
   for name in "${wanted[@]}"; do
     is_installed "$name" || missing+=("$name")
@@ -134,6 +149,10 @@ install_packages() {
 apt_install() {
   apt-get update
   DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$@"
+}
+
+knows_packages() {
+  compgen -G '/var/lib/apt/lists/*Packages*' >/dev/null
 }
 
 available() {

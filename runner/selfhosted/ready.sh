@@ -14,14 +14,22 @@ main() {
   [[ ${1:-} =~ ^[0-9]+$ ]] || refuse "usage: ready.sh INSTANCE"
   instance=$1
   until=$((SECONDS + setting[ready_limit]))
+  make_devices
   wait_for_engine
   bash "$here/clean.sh" || tell warning "what earlier jobs left on this machine was not removed"
   wait_until_fit
   lay_out "${setting[state]}/$instance"
 }
 
+# Before the first use after a boot there may be no /dev/nvidia-uvm, and no job can make it: its unit forbids setuid.
+make_devices() {
+  [[ ${setting[gpus]} != 0 && -n $(command -v nvidia-modprobe) ]] || return 0
+  bounded "${setting[answer_limit]}" nvidia-modprobe -u -c 0 >/dev/null || tell warning "nvidia-modprobe makes no /dev/nvidia-uvm"
+}
+
 # An engine that is being restarted is no reason to take the machine out of service; systemd tries again.
 wait_for_engine() {
+  [ -n "${setting[engine]}" ] || return 0
   local said
   while ! said=$(bounded "${setting[answer_limit]}" "${setting[engine]}" info --format '{{.}}'); do
     if [ "$SECONDS" -ge "$until" ]; then
@@ -38,8 +46,8 @@ wait_until_fit() {
     status=0
     reasons=$(bash "$here/check.sh" --idle) || status=$?
     [ "$status" != 0 ] || return 0
-    [ "$status" = "$UNFIT" ] || exit "$status"
-    if [ -z "$collected" ] && [[ $reasons == *'the disk of'* ]]; then
+    [[ $status == "$UNFIT" || $status == "$FULL" ]] || exit "$status"
+    if [ -z "$collected" ] && [ "$status" = "$FULL" ]; then
       collected=yes
       bash "$here/collect.sh" || true
     elif [ "$SECONDS" -ge "$until" ]; then

@@ -56,8 +56,13 @@ add() {
 refused() {
   local sentence
   sentence="GitHub refuses to make a runner for ${setting[url]} (HTTP $1: $(one_line "$2"))"
-  case $1 in
-    401 | 403 | 404 | 422)
+  case "$1 ${2,,}" in
+    429\ * | 403*'rate limit'*)
+      tell warning "$sentence; GitHub is asked again in a minute"
+      sleep 60
+      exit 1
+      ;;
+    401* | 403* | 404* | 422*)
       bash "$here/service.sh" out "$sentence; see to the token, the URL and the group" && exit 1
       ;;
   esac

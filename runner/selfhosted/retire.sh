@@ -19,11 +19,14 @@ main() {
   return 0
 }
 
-# The report is the job's user's: it is read as that user, for it may be a link to what only root can read.
+# The report is the job's user's: only a file is read, as that user, for it may be a link to what only root can read, and
+# within a limit, for it may be exchanged for a pipe that nobody writes to.
 take_over_report() {
   [ -e "$1" ] || return 0
-  local reason
-  reason=$(setpriv --reuid="${setting[user]}" --regid="$(id -g "${setting[user]}")" --clear-groups head --bytes=300 -- "$1")
+  local reason=''
+  [ ! -f "$1" ] || [ -L "$1" ] ||
+    reason=$(timeout --kill-after=1 5 setpriv --reuid="${setting[user]}" --regid="$(id -g "${setting[user]}")" \
+      --clear-groups head --bytes=300 -- "$1")
   bash "$here/service.sh" out "${reason:-a hook found it broken}"
 }
 

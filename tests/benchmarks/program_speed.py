@@ -23,7 +23,7 @@ sys.path.insert(0, str(REPOSITORY))
 from matrix import comment, summary  # noqa: E402
 from matrix.known_issues import built_in  # noqa: E402
 from matrix.verdict import judge  # noqa: E402
-from runner import report  # noqa: E402
+from runner import outputs  # noqa: E402
 from tests.unit.results_examples import crash, leg, results  # noqa: E402
 
 ONE_CELL = ["--torch", "2.13.0", "--deepspeed", "none", "--suite", "loss", "--case", "custom_weighted"]
@@ -74,7 +74,7 @@ def main() -> None:
     line("12 legs of 500 failures: judged", seconds(lambda: judge(document, built_in(), None, "regression")))
     line("    comment and summary rendered", seconds(lambda: (comment.render(verdict), summary.render(verdict))))
     with tempfile.TemporaryDirectory() as directory:
-        line("    every file written", seconds(lambda: report.write_outputs(Path(directory), verdict)))
+        line("    every file written", seconds(lambda: outputs.write_outputs(Path(directory), verdict)))
 
 
 if __name__ == "__main__":

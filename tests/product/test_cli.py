@@ -182,7 +182,7 @@ def test_a_mistake_in_the_program_keeps_its_traceback_in_a_file(
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("runner.commands.explain", broken)
+    monkeypatch.setattr("runner.explain.explain", broken)
 
     code = cli.main(["explain", "loss/all_gather_weighted"])
 

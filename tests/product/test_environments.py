@@ -17,11 +17,11 @@ from matrix.plan import LegPlan, TorchBuild
 from matrix.results import Requested
 from runner import interpreters
 from runner.cache import Cache
-from runner.commands import find_uv
 from runner.environments import Environments, Failed, Ready, collect, inventory
 from runner.package_index import IndexSettings, read_settings
 from runner.processes import Cancellation, Processes
 from runner.progress import Progress
+from runner.uv import find_uv
 from tests.product import running
 from tests.product.running import ONE_CASE, TORCH
 

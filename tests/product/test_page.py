@@ -231,6 +231,23 @@ def test_legs_are_told_with_or_without_a_result(visit: Open) -> None:
     assert "no environment" in heads[3]
 
 
+def test_a_skipped_test_is_called_so_and_emulation_is_held_against_nccl(visit: Open) -> None:
+    cpu, gpu = leg("2.3.1", lanes=["gloo", "nccl-path"]), leg("2.3.1", id="gpu", lanes=["nccl"])
+    cells = [
+        observation("tests/test_x.py::test_y", "unsupported", leg=cpu.id, lane="gloo", topology="own"),
+        observation("collectives/all_gather", leg=cpu.id, lane="nccl-path"),
+        crash(leg=gpu.id, lane="nccl"),
+    ]
+    verdict = judged(results([cpu, gpu], cells))
+    seen = visit(verdict)
+    assert seen.complaints == []
+    assert seen.ask(SQUARES) == expected(verdict)
+    assert any("– skipped" in square for square in expected(verdict).values())
+    told = seen.ask("document.getElementById('emulation').textContent")
+    assert "Emulation and NCCL differ in 1 of 1 cells that were measured in both lanes" in told
+    assert "collectives/all_gather is ⚡ crash in nccl and ✓ pass in nccl-path (emulated) on torch 2.3.1" in told
+
+
 def test_what_differs_from_the_baseline_is_told_first(visit: Open) -> None:
     seen = visit(compared())
     titles = seen.page.locator(".news h3").all_inner_texts()

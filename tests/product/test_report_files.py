@@ -21,7 +21,7 @@ from results_examples import HOSTILE, any_results, crash, leg, observation, resu
 from matrix.known_issues import KnownIssues, built_in
 from matrix.results import Results, decode
 from matrix.verdict import Verdict, judge
-from runner import junit, report, terminal
+from runner import junit, outputs, terminal
 
 NONE = KnownIssues()
 FILES = ("results.json", "comment.md", "summary.md", "report.html", "junit.xml")
@@ -42,7 +42,7 @@ def printed(verdict: Verdict) -> str:
 
 def test_the_files_of_a_run(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    written = report.write_outputs(out, judged(three_releases()))
+    written = outputs.write_outputs(out, judged(three_releases()))
     assert [path.name for path in written] == list(FILES)
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     document = decode((out / "results.json").read_bytes())
@@ -64,7 +64,7 @@ def _umask() -> int:
 
 def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
     verdict = judged(three_releases())
-    report.write_outputs(tmp_path, verdict)
+    outputs.write_outputs(tmp_path, verdict)
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -78,7 +78,7 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     for _ in range(20):
-        report.write_outputs(tmp_path, verdict)
+        outputs.write_outputs(tmp_path, verdict)
     stop.set()
     reader.join()
     assert not failures
@@ -87,7 +87,7 @@ def test_a_reader_never_meets_half_a_file(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report.write_outputs(tmp_path, judged(three_releases()))
+    outputs.write_outputs(tmp_path, judged(three_releases()))
     before = (tmp_path / "results.json").read_bytes()
 
     def full(self: Path, content: bytes) -> int:
@@ -96,7 +96,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        report.write_outputs(tmp_path, judged(three_releases(), NONE))
+        outputs.write_outputs(tmp_path, judged(three_releases(), NONE))
     assert (tmp_path / "results.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runner import cli, image_store
 from tests.product.runner_machine import SCRIPTS, RunnerMachine, runner_machine
 from tests.product.running import ROOT
 
@@ -176,17 +177,23 @@ def ago(**how: float) -> str:
     return (datetime.now(timezone.utc) - timedelta(**how)).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
 
 
-def engine_with(machine: RunnerMachine, images: dict[str, tuple[int, str, str | None]], used: str = "") -> None:
-    """Images by id: size, when it was made, when it was tagged last."""
+def engine_with(machine: RunnerMachine, images: dict[str, tuple[int, str]], used: str = "") -> None:
+    """Images by id: size, when it was made. Its commands warn, as those of a real one do."""
     documents = [
-        {"Id": f"sha256:{name * 64}", "Size": size, "Created": created, "Metadata": {"LastTagTime": tagged}}
-        for name, (size, created, tagged) in images.items()
+        {
+            "Id": f"sha256:{name * 64}",
+            "Size": size,
+            "Created": created,
+            "Config": {"Labels": {"sp-compat.key": f"key-{name}"}},
+        }
+        for name, (size, created) in images.items()
     ]
     (machine.directory / "images.json").write_text(json.dumps(documents))
     ids = "\\n".join(document["Id"] for document in documents)
     machine.pretend(
         "docker",
-        f"""case "$1 $2" in
+        f"""echo 'WARNING: Error loading config file' >&2
+case "$1 $2" in
   'image ls') printf '{ids}\\n' ;;
   'image inspect') cat {machine.directory}/images.json ;;
   'ps --all') echo {"c" * 64 if used else ""} ;;
@@ -201,14 +208,18 @@ def removed(machine: RunnerMachine) -> list[str]:
 
 def test_images_beyond_their_age_and_beyond_the_budget_go_the_least_recently_used_first(machine: RunnerMachine) -> None:
     machine.configure(image_budget="10G", keep="30")
+    use = machine.directory / "cache" / "images" / "key-c"
+    use.parent.mkdir()
+    use.touch()
+    os.utime(use, (0, time.time() - 2 * 86400))
     engine_with(
         machine,
         {
-            "a": (4 * 2**30, ago(days=1), None),
-            "b": (4 * 2**30, ago(days=20), None),
-            "c": (4 * 2**30, ago(days=90), ago(days=2)),  # made long ago, and used
-            "d": (1, ago(days=31), "0001-01-01T00:00:00Z"),
-            "e": (4 * 2**30, ago(days=10), None),
+            "a": (4 * 2**30, ago(days=1)),
+            "b": (4 * 2**30, ago(days=20)),
+            "c": (4 * 2**30, ago(days=90)),  # made long ago, and used
+            "d": (1, ago(days=31)),
+            "e": (4 * 2**30, ago(days=10)),
         },
     )
     done = machine.run("collect.sh")
@@ -220,9 +231,7 @@ def test_images_beyond_their_age_and_beyond_the_budget_go_the_least_recently_use
 
 def test_an_image_that_a_container_uses_or_that_is_new_stays(machine: RunnerMachine) -> None:
     machine.configure(image_budget="1", keep="0")
-    engine_with(
-        machine, {"a": (9, ago(minutes=20), None), "b": (9, ago(days=2), None), "d": (9, ago(days=3), None)}, "b"
-    )
+    engine_with(machine, {"a": (9, ago(minutes=20)), "b": (9, ago(days=2)), "d": (9, ago(days=3))}, "b")
     done = machine.run("collect.sh")
     assert done.returncode == 0, done.stderr
     assert removed(machine) == ["d"]
@@ -234,6 +243,45 @@ def test_an_engine_without_images_or_without_an_answer(machine: RunnerMachine) -
     machine.pretend("docker", "exit 1")
     done = machine.run("collect.sh")
     assert (done.returncode, "docker does not list its images: none was collected" in done.stderr) == (1, True)
+    machine.configure(engine="")
+    assert machine.run("collect.sh").returncode == 0
+
+
+def test_images_are_left_to_the_program_where_there_is_one(machine: RunnerMachine) -> None:
+    """It locks what is built and used, which an engine does not know of."""
+    engine_with(machine, {"a": (9, ago(days=90))})
+    machine.pretend("sp-compat", "printenv SP_COMPAT_ENGINE SP_COMPAT_CACHE")
+    machine.configure(sp_compat=str(machine.bin / "sp-compat"), image_budget="5G", cache_budget="7G", keep="3")
+    done = machine.run("collect.sh")
+    assert (done.returncode, done.stdout) == (0, f"docker\n{machine.directory / 'cache'}\n\n")
+    assert machine.calls("sp-compat") == ["env gc --budget 7G --image-budget 5G --older-than 3d"]
+    assert machine.calls("docker") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "budget"),
+    [
+        ("--budget 7G --image-budget 5G", 5),
+        ("--budget 7G", 7),
+        ("--image-budget 5G", 5),
+        ("--older-than 3d", None),
+        ("", 40),
+    ],
+)
+def test_images_have_a_budget_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, budget: int | None
+) -> None:
+    given: list[int | None] = []
+
+    def collect(*_: object, budget: int | None, **__: object) -> image_store.RemovedImages:
+        given.append(budget)
+        return image_store.RemovedImages((), ())
+
+    monkeypatch.setenv("SP_COMPAT_CACHE", str(tmp_path))
+    monkeypatch.setattr(image_store, "engine_of", lambda _: object())
+    monkeypatch.setattr(image_store, "collect", collect)
+    assert cli.main(["env", "gc", *words.split()]) == 0
+    assert given == [budget * 2**30 if budget else None]
 
 
 def test_the_cache_is_collected_by_the_program_itself(machine: RunnerMachine) -> None:

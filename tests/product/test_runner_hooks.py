@@ -21,6 +21,7 @@ from tests.product.runner_machine import (
     GPUS,
     IS_ROOT,
     NOBODY,
+    ROOM,
     SYSTEM_PATH,
     USER,
     RunnerMachine,
@@ -78,10 +79,21 @@ BROKEN = {
     "hangs": ({"nvidia-smi": "trap '' TERM; sleep 30"}, "nvidia-smi gave no answer within 2 s"),
     # What hangs in the driver keeps its streams open, even when everything has been tried to end it.
     "cannot be killed": (
-        {"nvidia-smi": "setsid sleep 12 & while :; do sleep 1; done"},
+        {"nvidia-smi": "setsid sleep 40 & while :; do sleep 1; done"},
         "nvidia-smi gave no answer within 2 s",
     ),
-    "disk full": ({"df": "echo Avail; echo 1000000"}, "left, less than 20G"),
+    "error in a row": (
+        {"nvidia-smi": "printf '0, 4\\n1, ERR!\\n2, 4\\n3, 4\\n'; exit 14"},
+        "a GPU is lost: nvidia-smi says '1, ERR!'",
+    ),
+    "needs a reset": (
+        {"nvidia-smi": f"{GPUS}; echo 'GPU 00000000:3B:00.0 requires reset.'"},
+        "a GPU is lost: nvidia-smi says 'GPU 00000000:3B:00.0 requires reset.'",
+    ),
+    "fails when it is asked again": (
+        {"nvidia-smi": f'mkdir "${{0%/*}}/asked" 2>/dev/null || {{ echo "Unknown Error"; exit 255; }}; {GPUS}'},
+        "nvidia-smi failed when it was asked a second time",
+    ),
     "disk hangs": ({"df": "sleep 30"}, "does not answer"),
 }
 
@@ -102,14 +114,58 @@ def test_a_broken_machine_fails_the_job_before_it_begins_and_is_reported(machine
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("name", ["lost", "disk full"])
-def test_after_a_job_the_machine_is_reported_and_the_job_keeps_its_result(machine: RunnerMachine, name: str) -> None:
-    stand_ins, reason = BROKEN[name]
-    for program, script in stand_ins.items():
-        machine.pretend(program, script)
+def test_after_a_job_the_machine_is_reported_and_the_job_keeps_its_result(machine: RunnerMachine) -> None:
+    machine.pretend("nvidia-smi", LOST)
     done = machine.hook("job-completed")
     assert done.returncode == 0
-    assert reason in machine.report.read_text()
+    assert "a GPU is lost" in machine.report.read_text()
+
+
+FULL = "echo Avail; echo 1000000"
+
+
+def test_a_full_disk_fails_the_job_and_leaves_the_machine_in_service(machine: RunnerMachine) -> None:
+    """Before the next start ready.sh collects."""
+    machine.pretend("df", FULL)
+    started, completed = machine.hook("job-started"), machine.hook("job-completed")
+    assert (started.returncode, completed.returncode) == (1, 0)
+    assert started.stdout.startswith("::error title=sp-compat runner::there is no room for a job: the disk of ")
+    assert "has 977K left, less than 20G" in started.stdout
+    assert completed.stdout == ""
+    assert not machine.report.exists()
+
+    machine.pretend("nvidia-smi", LOST)
+    assert "this machine is broken and is taken out of service: a GPU is lost" in machine.hook("job-started").stdout
+    assert machine.report.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"{GPUS}; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14", "infoROM is corrupted"),
+        (f"{GPUS}; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0' >&2; exit 14", "infoROM is corrupted"),
+        ("printf '0, [N/A]\\n1, [N/A]\\n2, 4\\n3, 4\\n'", ""),  # memory that is the machine's own
+    ],
+)
+def test_what_nvidia_smi_says_beside_its_answer_is_a_warning(machine: RunnerMachine, script: str, words: str) -> None:
+    machine.pretend("nvidia-smi", script)
+    done = machine.hook("job-started")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert words in done.stderr
+    assert done.stderr.count("::warning title=sp-compat runner::nvidia-smi says '") == bool(words)
+    assert not machine.report.exists()
+
+
+def test_the_disk_of_an_engine_that_warns_is_looked_at(machine: RunnerMachine) -> None:
+    root = machine.directory / "engine"
+    root.mkdir()
+    warning = "echo 'WARNING: Error loading config file: permission denied' >&2"
+    machine.pretend("docker", f'{warning}; [ "$1" != info ] || echo {root}')
+    machine.pretend("df", f'case "$*" in *{root}) {FULL} ;; *) {ROOM} ;; esac')
+    done = machine.hook("job-started")
+    assert done.returncode == 1
+    assert f"the disk of {root} has 977K left" in done.stdout
+    assert "WARNING" not in done.stdout
 
 
 HELD = """case $* in
@@ -233,6 +289,37 @@ def test_marks_and_labels_are_those_of_the_program() -> None:
     text = (ROOT / "runner" / "selfhosted" / "machine.sh").read_text("utf-8")
     assert f"IMAGE_LABEL={containers.KEY} OWNER_LABEL={containers.OWNER}\n" in text
     assert owner.of_this_process() == mark_of(os.getpid())
+    nvidia_smi = pytest.importorskip("runner.nvidia_smi")
+    assert f"LOST='{nvidia_smi.LOST.pattern}'\n" in (ROOT / "runner" / "selfhosted" / "check.sh").read_text("utf-8")
+
+
+HIDDEN = (
+    """mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups "$@" """
+)
+
+
+@needs_root
+def test_the_container_of_a_living_owner_whom_proc_hides_is_kept(machine: RunnerMachine) -> None:
+    """As in the unit of the runner: another user's process has neither a directory in /proc nor an end."""
+    if subprocess.run(["unshare", "--mount", "sh", "-c", HIDDEN, "-", "true"], check=False, timeout=20).returncode != 0:
+        pytest.skip("no /proc can be mounted here")
+    alive, dead = mark_of(os.getpid()), mark_of(os.getpid()).replace(str(os.getpid()), "99999999", 1)
+    machine.pretend("docker", f'[ "$1" != ps ] || printf "{"a" * 64} running {alive}\\n{"b" * 64} running {dead}\\n"')
+
+    def hidden(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = ["unshare", "--mount", "sh", "-c", HIDDEN, "-", *words]
+        environment = machine.environment({})
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+
+    hidden("bash", machine.scripts / "clean.sh")
+    assert [call for call in machine.calls("docker") if call.startswith("rm ")] == [f"rm --force --volumes {'b' * 64}"]
+
+    python = shutil.which("python3", path=SYSTEM_PATH)
+    if python is None:
+        pytest.skip("there is no Python that every user can run")
+    program = (ROOT / "runner" / "owner.py").read_text("utf-8")
+    ask = f"print([is_gone(owner, ended=False) for owner in ({alive!r}, {dead!r}, of_this_process())])"
+    assert hidden(python, "-I", "-c", f"{program}\n{ask}").stdout == "[False, True, False]\n"
 
 
 def docker(*words: str, **how: Any) -> str:
@@ -425,6 +512,17 @@ def test_a_report_is_taken_over_as_its_user_and_everything_of_the_job_goes(machi
         machine.mark.unlink()
 
 
+@needs_root
+def test_a_report_that_is_a_pipe_holds_nobody_up(machine: RunnerMachine) -> None:
+    machine.configure(url="https://github.com/org")
+    os.mkfifo(machine.report)
+    machine.give(machine.report)
+    began = time.monotonic()
+    assert machine.run("retire.sh", "1", by_root=True).returncode == 0
+    assert time.monotonic() - began < 5
+    assert machine.mark.read_text() == "a hook found it broken\n"
+
+
 def test_a_machine_becomes_ready(machine: RunnerMachine) -> None:
     pristine = machine.state / "actions-runner"
     (pristine / "bin").mkdir(parents=True)
@@ -432,6 +530,7 @@ def test_a_machine_becomes_ready(machine: RunnerMachine) -> None:
     (machine.state / "1" / "of-the-last-job").write_text("")
     answered = machine.directory / "answered"
     machine.pretend("docker", f"[ -e {answered} ] || {{ touch {answered}; exit 1; }}")
+    machine.pretend("nvidia-modprobe", "")
     machine.configure(ready_limit="10")
     done = machine.run("ready.sh", "1", by_root=True)
     assert done.returncode == 0, done.stderr
@@ -439,6 +538,16 @@ def test_a_machine_becomes_ready(machine: RunnerMachine) -> None:
     assert sorted(path.name for path in fresh.iterdir()) == ["home", "runner", "tmp"]
     assert (fresh / "runner" / "bin" / "Runner.Listener").samefile(pristine / "bin" / "Runner.Listener")
     assert not list(machine.state.glob("new-*"))
+    assert machine.calls("nvidia-modprobe") == ["-u -c 0"]  # a job cannot make /dev/nvidia-uvm
+
+
+def test_a_machine_without_engine_and_gpus_waits_for_neither(machine: RunnerMachine) -> None:
+    (machine.state / "actions-runner").mkdir()
+    machine.pretend("nvidia-modprobe", "exit 1")
+    machine.configure(engine="", gpus="0")
+    done = machine.run("ready.sh", "1", by_root=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.calls("nvidia-modprobe") == machine.calls("docker") == []
 
 
 def test_a_machine_that_does_not_become_ready(machine: RunnerMachine) -> None:
@@ -460,4 +569,4 @@ def test_before_a_full_disk_takes_the_machine_out_of_service_what_is_ours_is_col
     machine.pretend("df", f"echo Avail; [ -e {collected} ] && echo 900000000000 || echo 5")
     machine.configure(sp_compat=str(machine.bin / "gc"), cache_budget="7G", keep="3")
     assert machine.run("ready.sh", "1", by_root=True).returncode == 0
-    assert machine.calls("gc") == ["env gc --budget 7G --older-than 3d"]
+    assert machine.calls("gc") == ["env gc --budget 7G --image-budget 200G --older-than 3d"]

@@ -24,8 +24,10 @@ KEY_SUM = hashlib.sha256(b"the key\n").hexdigest()
 STAND_INS = {
     "dpkg-query": 'grep -qx "${@: -1}" /db/packages && printf "install ok installed"',
     "dpkg": "echo amd64",
-    "apt-cache": 'case $* in *libicu*) echo "libicu72 - x"; echo "libicu67 - x" ;; esac',
-    "apt-get": """[ "$1" = install ] || exit 0
+    "apt-cache": """[ -e /var/lib/apt/lists/x_Packages ] || exit 0
+case $* in *libicu*) echo "libicu72 - x"; echo "libicu67 - x" ;; *buildx*) echo "docker-buildx - x" ;; esac""",
+    "apt-get": """[ "$1" != update ] || [ -e /db/offline ] || touch /var/lib/apt/lists/x_Packages
+[ "$1" = install ] || exit 0
 shift; for word; do case $word in
   -*) ;;
   *) echo "$word" >>/db/packages ;;
@@ -53,6 +55,9 @@ cp -r "$2/scripts" "$2/bin" "$1/root/stand-ins"
 mv "$1"/root/stand-ins/bin/* "$1/root/stand-ins"
 cp "$2/runner.tar.gz" "$1/root/db"
 touch "$1/root/db/packages" "$1/root/db/systemctl"
+rm -rf "$1/root/var/lib/apt/lists" "$1/root/snap"
+mkdir -p "$1/root/var/lib/apt/lists"
+touch "$1/root/var/lib/apt/lists/x_Packages"
 PATH="/stand-ins:$PATH" exec chroot "$1/root" bash -c "$3"
 """
 
@@ -128,11 +133,65 @@ def test_a_bare_machine_becomes_a_runner_and_a_second_run_changes_nothing(machin
     assert all(mode.startswith("root ") for path, mode in modes.items() if "/cache/" not in path)
     assert all(int(mode.split()[1], 8) & 0o022 == 0 for mode in modes.values())
     assert any("install --yes --no-install-recommends ca-certificates curl git jq" in call for call in calls)
-    assert any("libicu72" in call and "docker.io" in call for call in calls)
+    assert any("libicu72" in call and "docker.io" in call and "docker-buildx" in call for call in calls)
     assert "enable --quiet sp-compat-runner@1.service" in calls
     assert "start sp-compat-runner.target" not in calls  # there is no token yet
     assert {"url=https://github.com/org", "labels=self-hosted,linux,sp-compat,gpu-4", "gpus=4"} <= set(calls)
     assert calls[-1] == "in service"
+
+
+@needs_root
+def test_a_bare_image_without_lists_of_packages(machine: Machine) -> None:
+    bare = "rm /var/lib/apt/lists/*;"
+    done = machine.run(
+        f"""{bare} {machine.provision("--dry-run")} >/db/dry; ls /var/lib/apt/lists; head -n 2 /db/dry; echo %%
+        {machine.provision()} >/db/first; head -n 2 /db/first; {machine.provision()}"""
+    )
+    assert done.returncode == 0, done.stderr
+    dry, real = done.stdout.split("%%\n")
+    fetch = "+ fetch the lists of packages; libicu and docker-buildx are looked for in them"
+    assert [line.partition(" curl")[0] for line in dry.splitlines()] == [fetch, "+ install ca-certificates"]
+    first, second, third, *_ = real.splitlines()
+    assert first == fetch
+    assert "libicu72" in second
+    assert "docker-buildx" in second
+    assert third == "nothing to change"
+
+    done = machine.run(f"{bare} touch /db/offline; {machine.provision()}; echo $?; cat /db/packages")
+    assert "apt offers no package libicu, which GitHub's runner needs" in done.stderr
+    assert done.stdout.splitlines() == [fetch, "2"]
+
+
+@needs_root
+def test_a_docker_without_buildx_gets_it(machine: Machine) -> None:
+    docker = "printf '#!/bin/sh\\n[ \"$1\" != buildx ]\\n' >/stand-ins/docker; chmod +x /stand-ins/docker"
+    done = machine.run(f"{docker}; groupadd -f docker; {machine.provision('--dry-run')}")
+    install = next(line for line in done.stdout.splitlines() if line.startswith("+ install ca-certificates"))
+    assert install.endswith(" docker-buildx")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            "mkdir -p /snap/bin; cp /stand-ins/dpkg /bin/snap; ln -s /bin/snap /snap/bin/docker; PATH+=:/snap/bin",
+            "/snap/bin/docker is a snap",
+        ),
+        (
+            "mkdir -p /snap/bin; cp /stand-ins/dpkg /snap/bin/docker; ln -s /snap/bin/docker /usr/bin",
+            "docker is a snap",
+        ),
+        (
+            "printf '#!/bin/sh\\necho podman version 4.3.1\\n' >/usr/bin/docker; chmod +x /usr/bin/docker",
+            "/usr/bin/docker is podman under the name of docker",
+        ),
+    ],
+)
+def test_what_is_no_docker_of_this_machine_is_refused(machine: Machine, make: str, sentence: str) -> None:
+    done = machine.run(f"{make}; {machine.provision()}; echo $?; cat /db/apt-get")
+    assert sentence in done.stderr
+    assert done.stdout == "2\n"
 
 
 @needs_root

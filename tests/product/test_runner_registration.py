@@ -49,6 +49,7 @@ class GitHub:
     """Answers with the statuses it is given, then as GitHub does; keeps what it was asked."""
 
     statuses: list[int] = field(default_factory=list)
+    message: str = "no\n::error::"
     delay: float = 0.0
     asked: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
     address: str = ""
@@ -59,7 +60,7 @@ class GitHub:
         status = self.statuses.pop(0) if self.statuses else 201 if method == "POST" else 204
         if status == 201:
             return status, {"runner": {"id": 4711, "name": body["name"]}, "encoded_jit_config": CONFIGURATION}
-        return status, None if status == 204 else {"message": f"no\n::error::{status}"}
+        return status, None if status == 204 else {"message": f"{self.message}{status}"}
 
 
 @pytest.fixture
@@ -267,6 +268,17 @@ def test_a_refusal_takes_the_machine_out_of_service_instead_of_asking_for_ever(
     )
     assert TOKEN not in done.stdout + done.stderr
     assert not (machine.runtime / "1" / "jitconfig").exists()
+
+
+def test_who_asks_too_often_waits_and_stays_in_service(machine: RunnerMachine, github: GitHub) -> None:
+    machine.configure(url=f"{github.address}/org")
+    machine.pretend("sleep", "")
+    github.statuses, github.message = [403], "You have exceeded a secondary Rate Limit. "
+    done = register(machine, "add", "1", "--token-file", str(token_file(machine)))
+    assert done.returncode == 1
+    assert "secondary Rate Limit. 403); GitHub is asked again in a minute" in done.stderr
+    assert machine.calls("sleep") == ["60"]
+    assert not machine.mark.exists()
 
 
 def test_a_conflict_or_no_answer_is_left_to_the_next_start(machine: RunnerMachine, github: GitHub) -> None:

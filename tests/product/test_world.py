@@ -16,7 +16,7 @@ import torch.distributed as dist
 from spsuite.diagnosis import account_for
 from spsuite.rank import Rank, Report, Task
 from spsuite.topology import parse_topology
-from spsuite.world import RankEnd, World
+from spsuite.world import RankEnd, World, _reap
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -154,6 +154,26 @@ def test_a_stopped_rank_is_a_hang_and_is_removed(world: World) -> None:
 
 def test_a_rank_that_closes_its_channel_died(world: World) -> None:
     assert outcomes(world.run({"all": "return", "2": "close-everything"}, 10))[:2] == ("died", 2)
+
+
+def test_a_rank_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits in a driver; here nobody kills it."""
+    made = World(2, "gloo", act)
+    pids = [member.pid for member in made.meet()._members]
+    with monkeypatch.context() as patched:
+        patched.setattr("spsuite.world._kill", lambda member: None)
+        patched.setattr("spsuite.world.DEATH_LIMIT", 0.1)
+        began = time.monotonic()
+        made.run({"all": "stop"}, 0.5)
+        ended = _reap(made._members[0])
+        made.close()
+        took = time.monotonic() - began
+    assert [os.waitpid(pid, os.WNOHANG)[0] for pid in pids] == [0, 0]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert ended.what == "silent"
+    assert took < 10
 
 
 def processes_with(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_examples import HOSTILE, crash, leg, observation, results
 
-from matrix import comment, emulation, summary
+from matrix import comment, emulation, page_data, summary
 from matrix.known_issues import KnownIssues
 from matrix.results import Leg, Observation
 from matrix.verdict import Verdict, judge
@@ -55,6 +55,20 @@ def test_a_difference_is_said_with_both_outcomes() -> None:
         assert "nccl-path (emulated)" in line
         assert "torch 2.3.1: sp2-contiguous" in line
         assert "Emulation and NCCL differ" in report
+    made = page_data.document(verdict)["emulation"]
+    assert made["sentence"] == "Emulation and NCCL differ in 1 of 1 cells that were measured in both lanes"
+    [one] = made["differences"]
+    assert (one["shown"], one["lane"], one["emulated"], one["emulatedLane"]) == (
+        "⚡ crash",
+        "nccl",
+        "✓ pass",
+        "nccl-path (emulated)",
+    )
+    assert (one["name"], one["releases"], one["topologies"]) == (
+        "collectives/all_gather",
+        "torch 2.3.1",
+        "sp2-contiguous",
+    )
     plain = shown(verdict)
     assert "Emulation and NCCL differ in 1 of 1 cells" in plain
     assert "⚡ crash collectives/all_gather on torch 2.3.1, nccl, sp2-contiguous" in plain
@@ -65,6 +79,7 @@ def test_no_word_of_it_where_only_one_lane_was_measured() -> None:
     alone = judge(results([CPU], [emulated()]), KnownIssues(), None, "regression")
     for report in (comment.render(alone), summary.render(alone), shown(alone)):
         assert "Emulation and NCCL" not in report
+    assert page_data.document(alone)["emulation"] is None
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from matrix.gpus import Gpu, Gpus, visible
 from runner import owner
-from runner.containers import _is_left_over
+from runner.containers import _is_left_over, gpus_of
 from runner.engine import About, Container, ContainerRun, Engine, Mount, explain
 from runner.images import DOCKERFILE, without_mounts
+from runner.nvidia_smi import Answer, NvidiaSmi
 from runner.processes import Cancellation, Processes
 
 # As they were said, by Docker 20.10 and 28, and by Podman 4.3.
@@ -114,6 +118,30 @@ def test_gpus_by_either_engine() -> None:
     assert "--device nvidia.com/gpu=2 --device nvidia.com/gpu=3" in words_of(engine(kind="podman"), gpus=("2", "3"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "lent", "called"),
+    [
+        ("docker", "GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb"]),
+        ("podman", "GPU-aa,GPU-bb,GPU-cc", []),  # all that there are
+        ("podman", "GPU-bb,GPU-cc", ["1", "2"]),
+        ("podman", "2,0", ["2", "0"]),
+        ("podman", "GPU-elsewhere", ["GPU-elsewhere"]),
+        ("podman", "", []),
+    ],
+)
+def test_gpus_have_the_names_that_the_engine_knows(
+    monkeypatch: pytest.MonkeyPatch, kind: str, lent: str, called: list[str]
+) -> None:
+    there = [Gpu(number, uuid) for number, uuid in enumerate(("GPU-aa", "GPU-bb", "GPU-cc"))]
+
+    def ask(asking: NvidiaSmi) -> Answer:
+        return Answer("answered", Gpus(visible(there, asking.caller.get("CUDA_VISIBLE_DEVICES"))))
+
+    monkeypatch.setattr(NvidiaSmi, "ask", ask)
+    made = engine(kind=kind)
+    assert gpus_of(replace(made, caller={**made.caller, "CUDA_VISIBLE_DEVICES": lent})) == called
+
+
 def test_who_runs_in_there_leaves_no_file_of_another_owner() -> None:
     assert "--user 5:5" in words_of(engine())
     assert "--user 0:0" in words_of(engine(rootless=True))  # the caller, on the machine
@@ -163,6 +191,23 @@ def test_only_a_container_whose_owner_has_gone_is_left_over() -> None:
     elsewhere = " ".join([pid, started, "another-boot", place[1]])
     assert not owner.is_gone(elsewhere, ended=False)
     assert owner.is_gone(elsewhere, ended=True)
+
+
+def test_an_owner_whom_proc_hides_is_asked_for_at_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = owner.of_this_process()
+    _, started, *place = mine.split()
+    monkeypatch.setattr(owner, "PROCESSES", tmp_path)  # as with hidepid: it has none of them
+    monkeypatch.setattr(owner, "_place", lambda: tuple(place))
+
+    assert not owner.is_gone(mine, ended=True)
+    for dead in ("4194305", "9" * 30):
+        assert owner.is_gone(" ".join([dead, started, *place]), ended=False)
+
+    def forbidden(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert not owner.is_gone(" ".join(["1", started, *place]), ended=True)
 
 
 @pytest.mark.parametrize("label", ["", "1", "a b c d", "1 2 3", "-1 2 3 4 5"])

@@ -83,7 +83,7 @@ def test_what_is_flaky_is_said_to_be() -> None:
     hang = observation(outcome="hang", flaky=True)
     change = only_change(night(0, RIGHT), night(1, hang))
     assert change.sentence == "unexplained: no release and no commit changed, and it is flaky"
-    assert change.now.text == "⧗ hang, flaky"
+    assert change.told[1] == "⧗ hang, flaky"
 
 
 def test_the_run_in_which_a_cell_was_last_measured_counts_not_the_one_in_which_the_leg_was_lost() -> None:
@@ -114,7 +114,7 @@ def test_a_factor_is_an_outcome_only_where_it_is_told() -> None:
     noise = [night(0, factor("scaled", 2.0)), night(1, factor("scaled", 2.0000004))]
     assert history.changes(history.lines(runs(*noise))) == ()
     change = only_change(night(0, factor("scaled", 2.0)), night(1, factor("scaled", 4.0)))
-    assert (change.was.text, change.now.text, change.standing) == ("× scaled ×2", "× scaled ×4", "still failing")
+    assert (*change.told, change.standing) == ("× scaled ×2", "× scaled ×4", "still failing")
 
 
 def test_cells_that_change_alike_are_one_change() -> None:
@@ -225,6 +225,31 @@ def test_a_case_is_as_its_worst_cell_and_what_is_meant_does_not_count() -> None:
     assert row.spans[0].state.standing == "known failure"
     [row] = timeline.of_cases(line, frozenset({"meant", "known"}))
     assert row.spans[0].state.text == "✓ pass"
+
+
+@pytest.mark.parametrize("known", [None, "own-test-xfail"])
+def test_an_own_test_that_is_expected_to_fail_is_by_design(known: str | None) -> None:
+    where: dict[str, object] = {"name": "tests/tests/test_x.py::test_y", "lane": "gloo", "topology": "own"}
+    right = observation(**where)
+    expected = observation(outcome="wrong", expected="known to be off", known_issue=known, **where)
+    nights = runs(night(0, right), night(1, expected))
+    [line] = history.lines(nights)
+    by_design = history.meant(built_in())
+    [change] = history.changes([line], by_design)
+    [row] = timeline.of_cases(line, by_design)
+    assert change.standing == row.spans[-1].state.standing == "by design"
+    assert row.spans[-1].state.text == "✗ wrong (by design)"
+    assert history.latest_verdict(nights, built_in()).counts == {"by design": 1}
+
+
+def test_an_own_test_that_asked_not_to_be_run_is_skipped() -> None:
+    where: dict[str, object] = {"name": "tests/tests/test_x.py::test_y", "lane": "gloo", "topology": "own"}
+    ran, skipped = observation(**where), observation(outcome="unsupported", **where)
+    assert only_change(night(0, ran), night(1, skipped)).told == ("✓ pass", "– skipped")
+    [row] = timeline.of_cases(history.lines(runs(night(0, skipped)))[0], frozenset())
+    assert row.spans[0].state.text == "– skipped"
+    no_case_of_torch = observation(outcome="unsupported")
+    assert only_change(night(0, RIGHT), night(1, no_case_of_torch)).told == ("✓ pass", "– unsupported")
 
 
 outcomes = st.sampled_from(["pass", "wrong", "absent", None])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.cache import cache_root
-from runner.cli import duration, positive, size
 from runner.processes import inherited
+from runner.values import duration, positive, size
 
 CALLER = {
     "PATH": "/bin",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ def test_settings_have_the_names_of_the_release(release: str, there: set[str], n
     found = nccl.settings(release)
     assert found["NCCL_SOCKET_IFNAME"] == "lo"
     assert found["NCCL_IB_DISABLE"] == "1"
+    assert found["NCCL_CUMEM_HOST_ENABLE"] == "0"
     assert there <= found.keys()
     assert not not_there & found.keys()
 
@@ -103,6 +105,8 @@ def test_gpus_that_a_build_has_code_for(capability: tuple[int, int], architectur
     if sentence is not None:
         assert f"compute capability {capability[0]}.{capability[1]}" in sentence
         assert architectures[0] in sentence
+        newest = max(int(name.strip("smcopute_a")) for name in architectures)
+        assert ("take a newer release" in sentence) is (capability[0] * 10 + capability[1] > newest)
 
 
 @pytest.fixture
@@ -111,6 +115,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     monkeypatch.setattr(gpus, "_DEVICES", ("/dev/null",))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus.see.cache_clear()
     yield monkeypatch
     gpus.see.cache_clear()
@@ -143,6 +148,29 @@ def test_gpus_that_never_answer(looking: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     assert "did not answer" in str(gpus.see().error)
     assert time.monotonic() - began < 10
+
+
+def test_gpus_that_never_answer_and_a_process_that_does_not_die(looking: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    looking.setattr(torch.cuda, "init", lambda: time.sleep(600))
+    looking.setattr(gpus, "_ANSWER_LIMIT", 0.2)
+    looking.setattr(gpus, "DEATH_LIMIT", 0.2)
+    with looking.context() as patched:
+        patched.setattr(gpus.os, "kill", lambda pid, number: killed.append(pid))
+        began = time.monotonic()
+        error = gpus.see().error
+        took = time.monotonic() - began
+    os.kill(killed[0], signal.SIGKILL)
+    os.waitpid(killed[0], 0)
+    assert "did not answer" in str(error)
+    assert took < 10
+
+
+@pytest.mark.parametrize(("hidden", "asked"), [("", False), ("0", True)])
+def test_a_leg_of_the_cpu_lanes_asks_no_driver(looking: pytest.MonkeyPatch, hidden: str, asked: bool) -> None:
+    looking.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    looking.setattr(gpus, "_in_another_process", lambda: {"names": ["asked"]})
+    assert gpus.see() == Seen(["asked"] if asked else (), [] if asked else (), [] if asked else (), "12.1")
 
 
 def test_a_process_that_dies_over_them(looking: pytest.MonkeyPatch) -> None:

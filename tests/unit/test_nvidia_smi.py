@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from matrix.gpus import Gpu, GpuProcess, Gpus, visible
+from matrix.gpus import Gpu, GpuProcess, Gpus, numbers_mean_others, visible
 from runner import nvidia_smi
 from runner.nvidia_smi import Answer
 
@@ -84,6 +84,25 @@ def test_values_that_a_driver_does_not_know() -> None:
 )
 def test_gpus_are_those_that_a_leg_would_be_given(devices: str | None, left: list[int]) -> None:
     assert [gpu.index for gpu in visible(gpus(A100, BUSY), devices)] == left
+
+
+@pytest.mark.parametrize(
+    ("devices", "order", "models", "others"),
+    [
+        ("0,1", None, 2, True),
+        ("0,1", "FASTEST_FIRST", 2, True),
+        ("0,1", "PCI_BUS_ID", 2, False),
+        ("0,1", None, 1, False),
+        ("GPU-3f2a", None, 2, False),
+        (None, None, 2, False),
+        ("", None, 2, False),
+    ],
+)
+def test_numbers_are_not_nvidia_smis_where_models_differ(
+    devices: str | None, order: str | None, models: int, others: bool
+) -> None:
+    there = [Gpu(0, name="NVIDIA T400"), Gpu(1, name="NVIDIA A100" if models == 2 else "NVIDIA T400")]
+    assert numbers_mean_others(there, devices, order) is others
 
 
 def test_words_instead_of_gpus() -> None:

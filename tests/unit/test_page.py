@@ -153,6 +153,15 @@ def test_the_baseline_is_said_and_what_changed_otherwise_is_kept_apart() -> None
     assert ["baseline commit", "0" * 40] in made["provenance"]
 
 
+def test_a_test_that_was_skipped_is_called_so_in_the_baseline_too() -> None:
+    where: dict[str, object] = {"name": "tests/tests/test_x.py::test_y", "lane": "gloo", "topology": "own"}
+    skipped, absent = observation(outcome="unsupported", **where), observation(outcome="absent", **where)
+    made = page_data.document(judged(results([leg("2.2.2")], [absent]), results([leg("2.2.2")], [skipped])))
+    assert [one["was"] for one in made["changes"]["cells"]] == ["– skipped"]
+    assert [column["skips"] for column in made["columns"]] == [True]
+    assert not any(column["skips"] for column in page_data.document(judged(three_releases()))["columns"])
+
+
 def test_every_standing_has_its_words() -> None:
     assert set(wording.STANDINGS) == set(tables.WEIGHT)
     assert list(tables.WEIGHT.values()) == list(range(len(tables.WEIGHT)))

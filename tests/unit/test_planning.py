@@ -308,12 +308,25 @@ def test_why_gpus_cannot_be_used_is_said() -> None:
             "needs NVIDIA driver 580 or newer, for CUDA 13.0, and this machine has 550",
         ),
         ("2.13.0+cu130", 580, (7, 0), None, "compute capability 7.5, and a GPU of this machine has 7.0"),
+        ("2.13.0", 580, (10, 0), None, None),
+        ("2.7.1", 580, (12, 0), None, None),
+        ("2.6.0", 580, (9, 0), None, None),
+        ("2.6.0", 580, (10, 0), None, "CUDA 12.6, which has no code for GPUs newer than compute capability 9.0, and a"),
+        ("2.7.1+cu126", 580, (12, 0), None, "than compute capability 9.0, and a GPU of this machine has 12.0"),
+        ("2.13.0", 570, (10, 0), None, "needs NVIDIA driver 580 or newer, for CUDA 13.0, and this machine has 570"),
     ],
 )
 def test_which_build_a_leg_on_gpus_installs(
     torch: str, driver: int | None, capability: tuple[int, int] | None, cuda: str | None, problem: str | None
 ) -> None:
-    place = Machine(gpus=4, driver=driver, capability=capability)
+    place = Machine(gpus=4, driver=driver, capabilities=(capability,) if capability else ())
     [leg] = legs(torch=(torch,), lanes=("nccl",), machine=place)
     assert leg.cuda == cuda
     assert (problem is None) if leg.problem is None else (problem is not None and problem in leg.problem)
+
+
+def test_a_build_has_code_for_all_gpus_of_a_machine_or_is_not_taken() -> None:
+    mixed = Machine(gpus=4, driver=580, capabilities=((7, 0), (10, 0)))
+    [leg] = legs(torch=("2.13.0",), lanes=("nccl",), machine=mixed)
+    assert leg.problem is not None
+    assert "CUDA 12.6, which has no code for GPUs newer than compute capability 9.0" in leg.problem

@@ -42,6 +42,16 @@ def test_oldest_driver(cuda: str, driver: int) -> None:
     assert TABLE.driver_for(cuda) == driver
 
 
+@pytest.mark.parametrize(
+    ("cuda", "oldest", "newest"),
+    [("11.8", None, (9, 0)), ("12.6", None, (9, 0)), ("12.8", None, None), ("13.0", (7, 5), None)],
+)
+def test_gpus_that_a_build_has_code_for(
+    cuda: str, oldest: tuple[int, int] | None, newest: tuple[int, int] | None
+) -> None:
+    assert (TABLE.oldest_capability(cuda), TABLE.newest_capability(cuda)) == (oldest, newest)
+
+
 def test_the_offline_answer_has_every_patch() -> None:
     versions = [release.version for release in TABLE.available()]
     assert {"2.0.0", "2.1.2", "2.2.2", "2.3.1", "2.13.0", "2.15.0"} <= set(versions)
@@ -60,6 +70,8 @@ def test_the_offline_answer_has_every_patch() -> None:
     ],
 )
 def test_a_wrong_entry_is_refused(change: dict[str, object]) -> None:
-    entry = msgspec.to_builtins(TABLE.releases[0])
+    table = msgspec.to_builtins(TABLE)
+    assert msgspec.convert(table, type=releases.ReleaseTable) == TABLE
+    first, *others = table["releases"]
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"releases": [{**entry, **change}], "drivers": {}}, type=releases.ReleaseTable)
+        msgspec.convert({**table, "releases": [{**first, **change}, *others]}, type=releases.ReleaseTable)

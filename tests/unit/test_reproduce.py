@@ -9,7 +9,7 @@ import pytest
 from matrix import config as configuration
 from matrix import reproduce
 from matrix.known_issues import KnownIssue, built_in, parse
-from runner import cli, commands, suite
+from runner import cli, settings, suite
 
 DESCRIPTION = suite.load()
 CASES = {f"{case.suite}/{case.name}": case for case in DESCRIPTION.cases}
@@ -31,7 +31,7 @@ def test_an_entry_can_be_shown_again(entry: KnownIssue) -> None:
         assert program == "sp-compat"
         asked = cli.parser().parse_args(words)
         try:
-            configuration.with_options(configuration.default(DESCRIPTION), commands._options(asked), DESCRIPTION)
+            configuration.with_options(configuration.default(DESCRIPTION), settings.options_of(asked), DESCRIPTION)
         except configuration.ConfigError:  # the entry covers a case by a pattern that has not all of its parameters
             continue
         accepted += 1

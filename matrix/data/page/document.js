@@ -3,7 +3,7 @@
 /**
  * @typedef {{label: string, torch: string, deepspeed: string, python: string, right: string, unfinished: string,
  *   known: string, waits: string[]}} Row
- * @typedef {{suite: string, case: string, lane: string, shown: string}} Column
+ * @typedef {{suite: string, case: string, lane: string, shown: string, skips: boolean}} Column
  * @typedef {{name: string, sign: string, word: string, meaning: string, failure: boolean}} Outcome
  * @typedef {{name: string, note: string | null, meaning: string}} Standing
  * @typedef {{id: string, title: string, reader: string, source: string, isAddress: boolean, byDesign: boolean,
@@ -12,6 +12,7 @@
  *   count: number, message: string, row: number, column: number}} Alike
  * @typedef {{title: string, standing: string, legs: {id: string, status: string, detail: string}[],
  *   cells: Alike[]}} News
+ * @typedef {Alike & {emulated: string, emulatedLane: string}} Difference
  * @typedef {{id: string, status: string, standing: string, completed: boolean, detail: string,
  *   facts: [string, string][], log: string, logIsFile: boolean}} Leg
  * @typedef {{right: string, requirement: string, sayable: boolean, wrong: string, unknown: string, lane: string,
@@ -22,9 +23,10 @@
 
 /**
  * @type {{verdict: {sentence: string, holds: boolean, basis: string, compared: boolean}, outcomes: Outcome[],
- *   noResult: string, standings: Standing[], rows: Row[], columns: Column[],
+ *   skipped: {sign: string, word: string, meaning: string}, noResult: string, standings: Standing[], rows: Row[], columns: Column[],
  *   cells: Record<CellColumn, number[]>, telling: {columns: number[], rows: string[][]}, news: News[],
- *   changes: News | null, recommended: {install: string, told: string} | null, floors: Floor[], declared: string[],
+ *   changes: News | null, emulation: {sentence: string, differences: Difference[]} | null,
+ *   recommended: {install: string, told: string} | null, floors: Floor[], declared: string[],
  *   legs: Leg[], issues: Issue[], gone: Issue[], provenance: [string, string][],
  *   explanations: Record<string, [string, string][]>,
  *   lists: {texts: string[], factors: string[], facts: [number, number][][], reports: number[][],

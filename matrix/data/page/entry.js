@@ -35,8 +35,14 @@ function wordsOf(entry, found) {
   if (standing !== BY_DESIGN && designed) notes.push(`${designed} failing by design`);
   const note = standings[standing].note;
   if (note) notes.push(note);
-  const { sign, word } = outcomes[outcome];
+  const { sign, word } = signOf(entry, outcome);
   return { said: `${sign} ${word}${factorOf(outcome, looked)}`, notes: notes.join(", "), outcome, standing };
+}
+
+/** A test that asked not to be run is skipped. @param {Entry} entry @param {number} outcome */
+function signOf(entry, outcome) {
+  const skipped = columns[entry.column].skips && outcomes[outcome].name === "unsupported";
+  return skipped ? report.skipped : outcomes[outcome];
 }
 
 /** Smaller is worse: standings and outcomes are listed worst first. @param {number} cell */

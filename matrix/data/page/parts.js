@@ -7,10 +7,12 @@ function fillParts(open, filterBy) {
   fillRecommended();
   fillTelling(open);
   fillNews(open);
+  fillEmulation();
   fillFloors();
   fillIssues();
   byId("legs").replaceChildren(...report.legs.map(legCard));
-  fillFacts(byId("outcomes"), outcomes.map((one) => pair(`${one.sign} ${one.word}`, one.meaning)));
+  const signs = columns.some((column) => column.skips) ? [...outcomes, report.skipped] : outcomes;
+  fillFacts(byId("outcomes"), signs.map((one) => pair(`${one.sign} ${one.word}`, one.meaning)));
   fillFacts(byId("standings"), standings.map((one) => pair(one.name, one.meaning)));
   fillFacts(byId("provenance"), report.provenance);
 }
@@ -140,6 +142,32 @@ function alikeLine(alike, open) {
     button,
     ` in ${alike.lane} on ${alike.releases}: ${alike.topologies}${count}`,
     ...(alike.message ? [make("code", { class: "message" }, alike.message)] : []),
+  );
+}
+
+/** Whether the emulated lane shows what NCCL does. */
+function fillEmulation() {
+  if (!report.emulation) return;
+  const { sentence, differences } = report.emulation;
+  byId("emulation").replaceChildren(
+    make("h3", {}, "Emulation and NCCL"),
+    make("p", {}, `${sentence}${differences.length ? ":" : "."}`),
+    ...(differences.length ? [shortened(differences.map(differenceLine))] : []),
+  );
+}
+
+/** @param {Difference} one */
+function differenceLine(one) {
+  const count = one.count > 1 ? `, ${one.count} cells` : "";
+  return make(
+    "li",
+    {},
+    make("code", {}, one.name),
+    " is ",
+    make("b", {}, one.shown),
+    ` in ${one.lane} and `,
+    make("b", {}, one.emulated),
+    ` in ${one.emulatedLane} on ${one.releases}: ${one.topologies}${count}`,
   );
 }
 

@@ -11,10 +11,13 @@ import os
 import re
 import select
 import signal
+import time
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+
+from spsuite.kernel import DEATH_LIMIT, reaped
 
 _ANSWER_LIMIT = 60.0  # seconds; a GPU that has fallen off the bus never answers
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # one of them is there where there is a driver
@@ -38,6 +41,8 @@ def see() -> Seen:
     if not torch.backends.cuda.is_built():
         return Seen()
     cuda: Optional[str] = torch.version.cuda
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # a leg of the CPU lanes: no driver that hangs shall hold it up
+        return Seen(cuda=cuda)
     if not any(Path(device).exists() for device in _DEVICES):
         return Seen(cuda=cuda)
     answer = _in_another_process()
@@ -69,7 +74,7 @@ def _in_another_process() -> Dict[str, Any]:
         else:
             os.kill(pid, signal.SIGKILL)
             text = json.dumps({"error": f"they did not answer within {_ANSWER_LIMIT:.0f} s"}).encode()
-    os.waitpid(pid, 0)
+    reaped(pid, time.monotonic() + DEATH_LIMIT)
     found: Dict[str, Any] = json.loads(text or b'{"error": "the process that asked for them ended"}')
     return found
 
@@ -99,9 +104,12 @@ def unfit(seen: Seen, torch_build: str, world_size: int) -> Optional[str]:
         return f"{build} sees {len(seen.names)} GPUs, and the lane nccl needs {world_size}, one for each rank"
     for index, capability in enumerate(seen.capabilities[:world_size]):
         if not _has_code_for(capability, seen.architectures):
+            newer = all(compiled < capability for _, compiled, _ in _known(seen.architectures))
+            other = "a newer" if newer else "an older"
             return (
                 f"{build} has code for {', '.join(seen.architectures)}, and GPU {index} ({seen.names[index]}) has "
-                f"compute capability {capability[0]}.{capability[1]}: install a build for an older or a newer CUDA"
+                f"compute capability {capability[0]}.{capability[1]}: take {other} release of torch, or, "
+                f"where there is one, a build of this one for {other} CUDA"
             )
     return None
 
@@ -111,10 +119,8 @@ def _has_code_for(capability: Tuple[int, int], architectures: Sequence[str]) -> 
 
     Code for one architecture alone (sm_90a) runs nowhere else. A build that names none, or AMD's, is not judged.
     """
-    named = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", text) for text in architectures]
-    known = [found for found in named if found]
-    for found in known:
-        kind, compiled, letter = found[1], (int(found[2]), int(found[3])), found[4]
+    known = _known(architectures)
+    for kind, compiled, letter in known:
         if letter == "a":
             fits = compiled == capability
         elif kind == "sm":
@@ -124,3 +130,8 @@ def _has_code_for(capability: Tuple[int, int], architectures: Sequence[str]) -> 
         if fits:
             return True
     return not known
+
+
+def _known(architectures: Sequence[str]) -> List[Tuple[str, Tuple[int, int], str]]:
+    named = [re.match(r"(sm|compute)_(\d+)(\d)([af]?)$", text) for text in architectures]
+    return [(found[1], (int(found[2]), int(found[3])), found[4]) for found in named if found]

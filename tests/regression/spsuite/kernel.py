@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from typing import Iterable, List, NamedTuple
+import time
+from typing import Iterable, List, NamedTuple, Optional
 
 _PR_SET_PDEATHSIG = 1
 _M_PERTURB = -6
 POISON = 170
+DEATH_LIMIT = 2.0
+"""Seconds for a process to be gone after SIGKILL. One that waits in a driver may never be."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -19,6 +22,17 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it ended before the kernel knew
         os._exit(0)
+
+
+def reaped(pid: int, deadline: float) -> Optional[int]:
+    """The status of this child once it has ended; None if it has not by `deadline`, in time.monotonic's seconds."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.002)
 
 
 def poison_memory() -> None:

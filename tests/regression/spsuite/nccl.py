@@ -25,8 +25,13 @@ def settings(release: str) -> Dict[str, str]:
 
     Names by release: `strings libtorch_cuda.so` of 2.2.2 to 2.6.0, ProcessGroupNCCL.hpp of 2.1 (no prefix) and of 2.9
     (`TORCH_FR_`, which keeps the old name as another).
+
+    NCCL_CUMEM_HOST_ENABLE: with NCCL 2.26 and 2.27 (torch 2.7 and 2.8) buffers in the host's memory come from CUDA and
+    not from /dev/shm. Without the system calls for NUMA, as in a container, or without peer-to-peer access the ranks
+    then fail (pytorch/pytorch #152302, NVIDIA/nccl #1838), and since 2.26.3 they may disagree on where the buffers are
+    (#2190). It changes where these are and no collective (#2106); older releases do not know the name.
     """
-    found = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    found = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"}
     # A collective that fails ends its communicator. It would end the rank as well, which would then look as if the
     # case had killed it.
     only_the_communicator = "2"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from spsuite.diagnosis import Event
-from spsuite.kernel import activity, seconds_without_processor
+from spsuite.kernel import DEATH_LIMIT, activity, reaped, seconds_without_processor
 from spsuite.nccl import RECORD_SIGNAL
 from spsuite.rank import LENGTH, STACK_SIGNAL, Perform, RankFiles, Task, run_rank
 
@@ -165,14 +165,18 @@ class World:
             _kill(member)
 
     def close(self) -> None:
-        """Stop and reap every rank, and remove the store and the ranks' output."""
+        """Stop and reap every rank, and remove the store and the ranks' output.
+
+        A rank that does not die is left to the kernel.
+        """
         if self in self._open:
             self._open.remove(self)
         self.stop()
+        deadline = time.monotonic() + DEATH_LIMIT
         for member in self._members:
             if member.ended is None:
                 with suppress(ChildProcessError):
-                    os.waitpid(member.pid, 0)
+                    reaped(member.pid, deadline)
             member.channel.close()
             os.close(member.files.output)
             os.close(member.files.stack)
@@ -320,16 +324,12 @@ def _tail(file: int) -> str:
 
 def _reap(member: _Member) -> Event:
     """How a rank ended whose channel is closed. One that closed it and lives on has nothing to say, and is ended."""
-    deadline = time.monotonic() + 1.0
-    while True:
-        pid, status = os.waitpid(member.pid, os.WNOHANG)
-        if pid:
-            break
-        if time.monotonic() > deadline:
-            _kill(member)
-            pid, status = os.waitpid(member.pid, 0)
-            break
-        time.sleep(0.002)
+    status = reaped(member.pid, time.monotonic() + 1.0)
+    if status is None:
+        _kill(member)
+        status = reaped(member.pid, time.monotonic() + DEATH_LIMIT)
+    if status is None:  # it waits in a driver
+        return Event(member.rank, "silent")
     if os.WIFSIGNALED(status):
         member.ended = Event(member.rank, "signalled", signal=os.WTERMSIG(status))
     else:
