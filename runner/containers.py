@@ -60,6 +60,8 @@ from runner.progress import Activity
 NAME = "sp-compat"
 KEY = "sp-compat.key"
 """The label of an image: the environment's key."""
+UNFINISHED = "unfinished"
+"""What is there while the Dockerfile's steps are taken. Who takes them holds the lock of this name, with others."""
 CONTENT = "sp-compat.content"
 """The label of a finished image: what is in it, percent-encoded JSON."""
 RUN = "sp-compat.run"
@@ -82,9 +84,11 @@ MEMORY_SHARE = 0.9  # of the machine's, so that what runs out of memory is the c
 PROCESSES = 8192
 ENGINE_FAILED = (125, 126, 127)
 """The status of `run` when the engine failed, or could not start what the container is for."""
+NO_PYTHON = 3
+"""The status with which the look at a base ends that has none."""
 
-STEP = re.compile(r"(?m)^(#[0-9]+ (?:[0-9]+\.[0-9]+ )?|STEP [0-9/]+: )")
-"""What builders write before each line."""
+AROUND = re.compile(r"(?m)\x1b\[[0-9;]*m|^(?:#[0-9]+ (?:[0-9]+\.[0-9]+ )?|STEP [0-9/]+: )")
+"""What builders write before each line, and the colour in which one of them shows errors."""
 
 
 Place = Callable[[Path], str]
@@ -169,13 +173,13 @@ class Containers:
             except EngineError as error:
                 raise EngineError(error.at, f"the base image {name} cannot be had: {error}") from None
 
-    def _lock_of(self, name: str) -> Lock:
+    def _lock_of(self, name: str, *, exclusive: bool = True) -> Lock:
         def wait(seconds: float) -> bool:
             return self.processes.cancellation.wait(seconds)
 
-        lock = self.environments.cache.lock(quote(name, safe=" "), exclusive=True, wait=wait)
+        lock = self.environments.cache.lock(quote(name, safe=" "), exclusive=exclusive, wait=wait)
         if lock is None:
-            raise CannotPrepare(None, "cancelled while another run was fetching an image")
+            raise CannotPrepare(None, "cancelled while another run was at work on an image")
         return lock
 
     def _key(self, leg: LegPlan, base: Image) -> str:
@@ -205,6 +209,8 @@ class Containers:
             used = used_file(self.environments.cache, key)
             used.parent.mkdir(exist_ok=True)
             used.touch()
+        with suppress(EngineError):  # by the time of its tag other users of this engine see that it is in use
+            self.engine.tag(image.id, f"{NAME}:{key}")
         if leg.python and not content.found.python.startswith(f"{leg.python}."):
             self.environments.progress.note(f"{leg.id}: its image has Python {content.found.python}")
         record = EnvironmentRecord(
@@ -293,7 +299,7 @@ class Containers:
 
     def _keep_log(self, raw: Path, log: Path) -> None:
         if raw.exists():
-            text = STEP.sub("", raw.read_text("utf-8", "replace"))
+            text = AROUND.sub("", raw.read_text("utf-8", "replace"))
             log.write_text(masked_text(text, self.environments.secrets()), "utf-8")
 
     def _check_gpus(self, leg: LegPlan, base: Image, log: Path) -> None:
@@ -304,8 +310,13 @@ class Containers:
 
     def _has_torch(self, leg: LegPlan, base: Image, log: Path) -> bool:
         """Whether the base is one that brings the torch that is asked for, as official images do."""
-        script = 'python=$(command -v python || command -v python3) && exec "$python" -I "$0"'
+        script = f'python=$(command -v python || command -v python3) || exit {NO_PYTHON}; exec "$python" -I "$0"'
         text, ended = self._in_container(base.id, ["-c", script, PROBE_INSIDE], log, entrypoint="/bin/sh")
+        if ended.status == NO_PYTHON:
+            name = self._base_of(leg)
+            raise CannotPrepare(
+                "build", f"the base image {name} has no Python: neither python nor python3 is on its PATH"
+            )
         try:
             found = msgspec.json.decode(text.strip().splitlines()[-1], type=Found)
         except (IndexError, msgspec.MsgspecError):
@@ -354,10 +365,13 @@ class Containers:
             start = log.stat().st_size if log.exists() else 0
             download = Download(log, start)
             try:
-                return self.engine.build(
-                    build, log, scratch=directory, watch=lambda: activity.progressed(download.read())
-                ), source
+                with self._lock_of(UNFINISHED, exclusive=False):
+                    return self.engine.build(
+                        build, log, scratch=directory, watch=lambda: activity.progressed(download.read())
+                    ), source
             except EngineError as error:
+                with suppress(EngineError):
+                    remove_unfinished(self.engine, environments.cache)
                 if error.at != "build":
                     raise
                 raise self._of_build(error, leg, log, start) from None
@@ -368,7 +382,7 @@ class Containers:
 
     def _of_build(self, error: EngineError, leg: LegPlan, log: Path, start: int) -> CannotPrepare:
         """What uv said, where it was uv that failed."""
-        text = STEP.sub("", log.read_bytes()[start:].decode("utf-8", "replace"))
+        text = AROUND.sub("", log.read_bytes()[start:].decode("utf-8", "replace"))
         if not re.search(r"(?m)^\s*(error:|× )", text):
             return CannotPrepare("build", str(error))
         failure = CannotPrepare(*classify(text, 1))
@@ -637,13 +651,23 @@ def is_unfinished(image: Image) -> bool:
 
 
 def remove_leftovers(engine: Engine, environments: Environments) -> None:
-    """Containers of ours that nobody waits for, and images of builds that were interrupted; never another's."""
+    """Containers of ours that nobody waits for, and what is left of builds; never another's."""
     for container in engine.containers(OWNER):
         if _is_left_over(container):
             with suppress(EngineError):
                 engine.remove(container.id)
+    remove_unfinished(engine, environments.cache)
+
+
+def remove_unfinished(engine: Engine, cache: Cache) -> None:
+    """What is left of builds that nobody is at any more."""
+    steps = cache.try_lock(UNFINISHED, exclusive=True)
+    if steps is not None:
+        with steps:
+            for container in engine.containers(f"{KEY}={UNFINISHED}"):
+                engine.remove(container.id)
     for image in filter(is_unfinished, engine.images(KEY, dangling=True)):
-        lock = environments.cache.try_lock(image.labels[KEY], exclusive=True)
+        lock = cache.try_lock(image.labels[KEY], exclusive=True)
         if lock is not None:  # else it is being built
             with lock, suppress(EngineError):
                 engine.remove_image(image.id)

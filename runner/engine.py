@@ -88,7 +88,10 @@ class About:
 
 @dataclass(frozen=True)
 class Image:
-    """`digests` are the names by which registries have it, `name@sha256:...`."""
+    """`digests` are the names by which registries have it, `name@sha256:...`; `tagged` is when it last got a name here.
+
+    Podman does not keep that time: then it is empty.
+    """
 
     id: str
     tags: tuple[str, ...]
@@ -96,6 +99,7 @@ class Image:
     labels: Mapping[str, str]
     size: int
     created: str
+    tagged: str = ""
 
     @property
     def digest(self) -> str:
@@ -209,8 +213,9 @@ class Engine:
     def tag(self, image: str, name: str) -> None:
         self._ask("image", "tag", image, name)
 
-    def remove_image(self, reference: str) -> None:
-        self._ask("image", "rm", "--force", reference)
+    def remove_image(self, reference: str, *, force: bool = True) -> None:
+        """With force also while a container is made from it, which keeps what has lost its name."""
+        self._ask("image", "rm", *(["--force"] if force else []), reference)
 
     def build(self, build: Build, log: Path, *, scratch: Path, watch: Callable[[], bool] = lambda: False) -> str:
         """The id of the image, which has no name. The directory `scratch` goes with the build, however that ends."""
@@ -410,6 +415,12 @@ _EXPLANATIONS: tuple[tuple[re.Pattern[str], At, str], ...] = (
         "the disk of its images can only be read",
     ),
     (
+        # Said by an engine that is well, in the words of one that is not.
+        re.compile(r"response from daemon: (Get|Head) |failed to do request|pinging container registry", re.IGNORECASE),
+        "build",
+        "the registry does not answer",
+    ),
+    (
         re.compile(r"buildx component is missing", re.IGNORECASE),
         "machine",
         "it is told to build with BuildKit and has none: install docker-buildx, or unset DOCKER_BUILDKIT",
@@ -577,6 +588,7 @@ def _image(document: dict[str, Any]) -> Image:
         labels=labels,
         size=int(document.get("Size") or 0),
         created=str(document.get("Created", "")),
+        tagged=str((document.get("Metadata") or {}).get("LastTagTime") or ""),
     )
 
 

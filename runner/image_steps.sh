@@ -19,11 +19,7 @@ for settings in /run/secrets/index /context/tools/index; do
 done
 
 make_environment() {
-    python=$(command -v python || command -v python3 || true)
-    if [ -z "$python" ]; then
-        echo "error: the base image has no Python: neither python nor python3 is on its PATH" >&2
-        exit 1
-    fi
+    python=$(command -v python || command -v python3)
     "$UV" venv --no-config --no-project --python "$python" "$@" "$ENVIRONMENT"
 }
 

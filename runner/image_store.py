@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from runner.cache import Cache
-from runner.containers import KEY, content_of, is_unfinished, own_names, used_file
+from runner.containers import KEY, NAME, content_of, is_unfinished, own_names, used_file
 from runner.engine import Engine, EngineError, Image, NoEngine, find
 from runner.environments import Content
 from runner.processes import Cancellation, Processes
@@ -109,18 +109,28 @@ def line(one: KeptImage) -> str:
 
 
 def _remove(engine: Engine, image: Image) -> None:
-    """By all our names: with the last one it is gone, unless somebody has given it another."""
+    """By all our names: with the last one it is gone, unless somebody has given it another.
+
+    The one of this machine comes last, and stays where a container uses the image.
+    """
     ours = own_names(image)
     digests = image.digests if len(ours) == len(image.tags) else ()
-    for name in (*ours, *digests) or (image.id,):
+    for name in sorted((*ours, *digests), key=lambda name: name.startswith(f"{NAME}:")) or [image.id]:
         if engine.image(name) is not None:
-            engine.remove_image(name)
+            engine.remove_image(name, force=False)
 
 
 def _used(image: Image, key: str, cache: Cache) -> float:
+    """An image is tagged with each use, whoever uses it; the file is for engines that keep no such time."""
+    times = [_seconds(image.created), _seconds(image.tagged)]
     with suppress(OSError):
-        return used_file(cache, key).stat().st_mtime
-    with suppress(ValueError):
+        times.append(used_file(cache, key).stat().st_mtime)
+    return max(times)
+
+
+def _seconds(time: str) -> float:
+    try:
         # With nanoseconds, which Python until 3.11 does not read.
-        return datetime.fromisoformat(f"{image.created[:19]}+00:00").timestamp()
-    return 0.0
+        return datetime.fromisoformat(f"{time[:19]}+00:00").timestamp()
+    except ValueError:
+        return 0.0

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # A real container engine for tests, on a bare Debian machine without a registry.
 #
-#   container_engine.sh start DIR     prints the DOCKER_HOST of an engine whose everything is below DIR
+#   container_engine.sh start DIR [FROM]   prints the DOCKER_HOST of an engine whose everything is below DIR
 #   container_engine.sh stop DIR
+#
+# FROM is the directory of another such engine, whose base image is taken over.
 #
 # Needs root. Installs docker.io and debootstrap where they are missing. No registry can be reached, so the base image
 # is made here, under the name that it would have there.
@@ -10,6 +12,7 @@ set -euo pipefail
 
 BASE=python:3.11-slim-bookworm
 ROOT_CERTIFICATES=/etc/ssl/certs/ca-certificates.crt
+PATH=$PATH:/usr/sbin:/sbin # where dockerd is, and not on the PATH of everybody
 
 start() {
     install_missing
@@ -31,7 +34,7 @@ start() {
         tail -5 "$1/log" >&2
         exit 1
     }
-    docker image inspect "$BASE" >/dev/null 2>&1 || make_base "$1"
+    docker image inspect "$BASE" >/dev/null 2>&1 || make_base "$1" "${2:-}"
     echo "$DOCKER_HOST"
 }
 
@@ -48,6 +51,10 @@ install_missing() {
 }
 
 make_base() {
+    if [ -n "$2" ]; then
+        docker --host "unix://$2/docker.sock" save "$BASE" | docker load >&2
+        return
+    fi
     debootstrap --variant=minbase --include=python3,ca-certificates bookworm "$1/root" >"$1/debootstrap.log" 2>&1
     cp "$ROOT_CERTIFICATES" "$1/root$ROOT_CERTIFICATES" # a proxy that has its own
     rm -rf "$1/root/var/cache/apt/archives" "$1/root/usr/share/doc" "$1/root/usr/share/locale"
@@ -76,4 +83,4 @@ stop() {
     rm -rf "$1"
 }
 
-"$1" "${2%/}"
+"$1" "${2%/}" "${3:-}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.product import running
+from tests.product.container_engine import CELLS, RealEngine, measured, running_engine
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +39,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needed = [*yaml.safe_load(f"[{listed}]"), "hatchling>=1.21"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "-w", directory, *needed], check=True, timeout=300)
     return directory
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[RealEngine]:
+    with running_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def built(engine: RealEngine, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of the run that built the image of torch 2.13.0."""
+    return measured(engine, cache, tmp_path_factory.mktemp("built"), "--torch", running.TORCH, *CELLS)

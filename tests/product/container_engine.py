@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.product import running
+
 SCRIPT = Path(__file__).parents[1] / "container_engine.sh"
+BASE = "python:3.11-slim-bookworm"
+CONTAINER = ("--environment", "container")
+CELLS = ("--deepspeed", "none", "--suite", "loss", "--case", "all_gather_*", "--topology", "sp2-strided")
 
 
 class RealEngine:
@@ -26,13 +33,13 @@ class RealEngine:
     def variables(self) -> dict[str, str]:
         return {"DOCKER_HOST": self.address}
 
-    def docker(self, *words: str, check: bool = True) -> str:
+    def docker(self, *words: str, check: bool = True, seconds: float = 120) -> str:
         done = subprocess.run(
             ["docker", *words],
             env={**os.environ, **self.variables},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=seconds,
             check=False,
         )
         assert not check or done.returncode == 0, done.stderr
@@ -47,6 +54,10 @@ class RealEngine:
     def dangling(self) -> list[str]:
         return self.docker("image", "ls", "--quiet", "--filter", "dangling=true").split()
 
+    def everything(self) -> set[str]:
+        """The images and what is kept of the steps to them, by their ids."""
+        return set(self.docker("image", "ls", "--all", "--quiet", "--no-trunc").split())
+
     @property
     def process(self) -> int:
         return int((self.directory / "pid").read_text())
@@ -54,6 +65,17 @@ class RealEngine:
     def start(self) -> None:
         """Again, after it was killed."""
         subprocess.run([SCRIPT, "start", self.directory], check=True, capture_output=True, timeout=300)
+
+
+@contextmanager
+def another_engine(engine: RealEngine, directory: Path) -> Iterator[RealEngine]:
+    """With the same base image, and nothing else in common."""
+    try:
+        started = subprocess.run([SCRIPT, "start", directory, engine.directory], capture_output=True, text=True)
+        assert started.returncode == 0, started.stderr
+        yield RealEngine(started.stdout.split()[-1], directory)
+    finally:
+        subprocess.run([SCRIPT, "stop", directory], check=False, timeout=120)
 
 
 @contextmanager
@@ -70,3 +92,18 @@ def running_engine() -> Iterator[RealEngine]:
     finally:
         if not kept:
             subprocess.run([SCRIPT, "stop", directory], check=False, timeout=120)
+
+
+def run(
+    engine: RealEngine, cache: Path, directory: Path, *arguments: str, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    variables = {**engine.variables, **(more or {})}
+    return running.run("run", *CONTAINER, *arguments, cache=cache, directory=directory, more=variables)
+
+
+def measured(engine: RealEngine, cache: Path, directory: Path, *arguments: str) -> dict[str, Any]:
+    """The results of a run with nothing unexpected."""
+    done = run(engine, cache, directory, *arguments)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found: dict[str, Any] = json.loads((directory / "out/results.json").read_text())
+    return found

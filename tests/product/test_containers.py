@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 from tests.product import running
-from tests.product.container_engine import RealEngine, running_engine
+from tests.product.container_engine import CELLS, CONTAINER, RealEngine, measured, run
 from tests.product.running import TORCH
 
-CELLS = ("--deepspeed", "none", "--suite", "loss", "--case", "all_gather_*", "--topology", "sp2-strided")
 LONG = ("--torch", TORCH, "--deepspeed", "none", "--suite", "collectives", "--suite", "loss")
-CONTAINER = ("--environment", "container")
 
 # Looks around where it is run, and is a right loss if everything is as it has to be.
 CURIOUS = """
@@ -57,42 +55,24 @@ def loss(token_loss, weight, group):
 """
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    with running_engine() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def built(engine: RealEngine, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The results of the run that built the image."""
-    directory = tmp_path_factory.mktemp("built")
-    return measured(engine, cache, directory, "--torch", TORCH, *CELLS)
-
-
-def run(
-    engine: RealEngine, cache: Path, directory: Path, *arguments: str, more: Mapping[str, str] | None = None
-) -> Any:
-    variables = {**engine.variables, **(more or {})}
-    return running.run("run", *CONTAINER, *arguments, cache=cache, directory=directory, more=variables)
-
-
-def measured(engine: RealEngine, cache: Path, directory: Path, *arguments: str) -> dict[str, Any]:
-    done = run(engine, cache, directory, *arguments)
-    assert done.returncode == 0, done.stderr + done.stdout
-    found: dict[str, Any] = json.loads((directory / "out/results.json").read_text())
-    return found
-
-
 def cells(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Each cell with what it did; without what differs from process to process: times, places, addresses in memory."""
+    """Each cell with what it did; without what differs from process to process: times, places, addresses in memory.
+
+    Of ranks that end each other the first is the evidence: how far its peers come is a matter of time.
+    """
     found = {}
     for one in results["observations"]:
         name = [one[axis] for axis in ("leg", "lane", "suite", "case", "topology", "parameters")]
-        ranks = [{**rank, "traceback": None} for rank in one["ranks"]]
+        ended = one["outcome"] in ("crash", "hang", "died")
+        ranks = [evidence(rank) for rank in one["ranks"] if not ended or rank["rank"] == one["first_rank"]]
         text = json.dumps({**one, "seconds": 0, "ranks": ranks}, sort_keys=True)
         found[json.dumps(name)] = re.sub(r"0x[0-9a-f]+", "0x", text)
     return found
+
+
+def evidence(rank: Mapping[str, Any]) -> dict[str, Any]:
+    stack = {"message": None, "stack": None} if rank["outcome"] in ("hang", "died") else {}
+    return {**rank, "traceback": None, **stack}
 
 
 def test_the_cells_are_those_of_a_virtual_environment(built: Mapping[str, Any], ready: Path, tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ SAID = [
     ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "machine", "docker-buildx"),
     ("Error response from daemon: manifest for python:9 not found: manifest unknown", "build", "finds no such image"),
     ("pull access denied for nope, repository does not exist or may require 'docker login'", "build", "no such image"),
+    (
+        'Error response from daemon: Get "http://127.0.0.1:9/v2/": dial tcp 127.0.0.1:9: connect: connection refused',
+        "build",
+        "registry does not answer",
+    ),
     ("The command '/bin/sh -c false' returned a non-zero code: 1", "build", "non-zero code"),
     ("", "build", "status 7"),
 ]
