@@ -58,7 +58,7 @@ class Images:
     def image(self, reference: str) -> Image | None:
         return next((one for one in self.there if reference in (one.id, *one.tags)), None)
 
-    def remove_image(self, reference: str) -> None:
+    def remove_image(self, reference: str, *, force: bool = True) -> None:
         self.removed.append(reference)
 
 
