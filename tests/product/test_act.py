@@ -115,6 +115,7 @@ class Bench:
             "SP_COMPAT_CACHE": self.cache,
             "ARTIFACTS": self.artifacts,
             "LOSE": lose,
+            "SP_COMPAT_ENGINE": "none",  # virtual environments, also where a real engine answers
             "PATH": f"{self.pythons}:{os.environ['PATH']}",
             "GITHUB_API_URL": self.stand_in.api_url,
             "GITHUB_SERVER_URL": self.stand_in.server_url,

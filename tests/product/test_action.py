@@ -55,6 +55,7 @@ class Job:
         self.workspace.mkdir()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "GH_"))},
+            "SP_COMPAT_ENGINE": "none",  # virtual environments, also where a real engine answers
             "PYTHONPATH": str(ROOT),
             "SP_COMPAT_CACHE": str(cache),
             "RUNNER_TEMP": str(directory / "temp"),
