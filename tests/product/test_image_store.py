@@ -16,6 +16,8 @@ from tests.product.container_engine import RealEngine, another_engine, run
 from tests.product.running import TORCH
 from tests.product.test_container_bases import MANAGED, PLAIN, STAND_IN, image, legs_of
 
+pytestmark = pytest.mark.slow  # an engine of its own, whose images are all removed
+
 
 @pytest.fixture(scope="module")
 def alone(engine: RealEngine) -> Iterator[RealEngine]:
