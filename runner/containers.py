@@ -519,8 +519,8 @@ class SuiteContainer:
         log: Path,
         scratch: Path,
         watch: Callable[[], bool],
-        directory: Path = HOME,
-        limit: float | None = None,
+        directory: Path,
+        limit: float | None,
     ) -> Ended:
         """`arguments` are the interpreter's, told where suite, project and what is `written` are seen inside.
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from matrix import lost_legs, markdown, own_tests
 from matrix.plan import LegPlan
 from matrix.results import FAILURES, EnvironmentRecord, Host, Leg, Observation, Reason, Seconds, Status
-from runner.containers import HOME, Place, SuiteContainer
+from runner.containers import HOME, PROJECT, Place
 from runner.environments import Failed, Ready, is_asked_for, is_deepspeed_asked_for, tail
 from runner.processes import Ended, Processes, inherited
 from runner.progress import Activity
@@ -171,6 +171,11 @@ class LegResult:
 class LegRun:
     """One leg: an environment that is ready, and the suite run in it once."""
 
+    written: ClassVar[tuple[str, ...]] = (OBSERVATIONS,)
+    """The files in the leg's directory that the interpreter writes."""
+    in_project: ClassVar[bool] = False
+    """Whether it is run in the project's directory."""
+
     def __init__(
         self,
         plan: LegPlan,
@@ -197,10 +202,7 @@ class LegRun:
             file.unlink(missing_ok=True)  # of an earlier run into the same directory: the suite appends
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
         with left_clean():
-            if self.environment.container is None:
-                ended = self._run_here(processes, caller, temporary, log, activity)
-            else:
-                ended = self._run_in(self.environment.container, caller, temporary, log, activity)
+            ended = self._run(processes, caller, temporary, log, activity)
         self._take_in(activity)
         status, reason, detail = self._judge(ended, processes, log)
         return LegResult(
@@ -208,33 +210,35 @@ class LegRun:
             () if reason == "mismatch" else tuple(self.record.observations),
         )
 
-    def _run_here(
+    def _run(
         self, processes: Processes, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
     ) -> Ended:
-        return processes.run(
-            [self.environment.python, *self._arguments(str)],
-            environment=self._environment(caller, temporary),
-            directory=temporary,
-            scratch=temporary,
-            log=log,
-            watch=lambda: self._watch(activity),
-        )
-
-    def _run_in(
-        self, container: SuiteContainer, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
-    ) -> Ended:
+        """Here, or in the environment's container: the same arguments, told where things are seen."""
+        container = self.environment.container
+        if container is None:
+            return processes.run(
+                [self.environment.python, *self._arguments(str)],
+                environment=self._environment(caller, temporary),
+                directory=self.options.project if self.in_project else temporary,
+                scratch=temporary,
+                log=log,
+                limit=self._limit,
+                watch=lambda: self._watch(activity),
+            )
         return container.start(
             self._arguments,
             suite=self.suite,
             project=self.options.project,
-            shows_project=bool(self.options.losses),
-            written=[self.directory / OBSERVATIONS],
+            shows_project=self.in_project or bool(self.options.losses),
+            written=[self.directory / name for name in self.written],
             variables=self._variables_inside(),
             passed=[name for name in self.options.pass_on if name in caller],
             world_size=self.options.world_size,
             log=log,
             scratch=temporary,
             watch=lambda: self._watch(activity),
+            directory=PROJECT if self.in_project else HOME,
+            limit=self._limit,
         )
 
     def _arguments(self, place: Place) -> list[str]:
@@ -262,6 +266,11 @@ class LegRun:
 
     def _fixed(self, temporary: Path) -> Mapping[str, str]:
         return FIXED
+
+    @property
+    def _limit(self) -> float | None:
+        """In seconds; the suite is watched for silence instead."""
+        return None
 
     def _watch(self, activity: Activity) -> bool:
         """Whether the suite has to be stopped."""

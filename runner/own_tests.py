@@ -24,7 +24,7 @@ from matrix.config import Config
 from matrix.own_tests import OwnTest, Result
 from matrix.plan import LegPlan
 from matrix.results import Leg, Observation, Reason, Results, Seconds, Status
-from runner.containers import PROJECT, Place, SuiteContainer
+from runner.containers import PROJECT, Place
 from runner.environments import Ready
 from runner.errors import UsageError
 from runner.leg import KILLED, LegResult, LegRun, Process, Record, SuiteOptions, left_clean
@@ -104,6 +104,8 @@ class OwnTestsRun(LegRun):
     """The tests at some paths, run once in an environment that is ready."""
 
     record: TestRecord
+    written = (LINES, STACKS, JUNIT)
+    in_project = True
 
     def __init__(
         self,
@@ -120,15 +122,12 @@ class OwnTestsRun(LegRun):
 
     def run(self, processes: Processes, caller: Mapping[str, str], activity: Activity) -> LegResult:
         log = self.directory / LOG
-        for name in (LINES, STACKS, JUNIT, LOG):
+        for name in (*self.written, LOG):
             (self.directory / name).unlink(missing_ok=True)
         activity.stage("starting own tests")
         temporary = Path(tempfile.mkdtemp(prefix="sp-compat-"))
         with left_clean():
-            if self.environment.container is None:
-                ended = self._run_here(processes, caller, temporary, log, activity)
-            else:
-                ended = self._run_in(self.environment.container, caller, temporary, log, activity)
+            ended = self._run(processes, caller, temporary, log, activity)
         self._take_in(activity)
         status, reason, detail = self._judge(ended, processes, log)
         observed = () if reason == "mismatch" else tuple(self._observations(ended))
@@ -136,38 +135,6 @@ class OwnTestsRun(LegRun):
             detail = own_tests.why_skipped(observed)
         leg = self._leg(status, reason, detail, ended.seconds)
         return LegResult(msgspec.structs.replace(leg, log=f"legs/{self.plan.id}/{LOG}"), observed)
-
-    def _run_here(
-        self, processes: Processes, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
-    ) -> Ended:
-        return processes.run(
-            [self.environment.python, *self._arguments(str)],
-            environment=self._environment(caller, temporary),
-            directory=self.options.project,
-            scratch=temporary,
-            log=log,
-            limit=self.options.tests_limit,
-            watch=lambda: self._watch(activity),
-        )
-
-    def _run_in(
-        self, container: SuiteContainer, caller: Mapping[str, str], temporary: Path, log: Path, activity: Activity
-    ) -> Ended:
-        return container.start(
-            self._arguments,
-            suite=self.suite,
-            project=self.options.project,
-            shows_project=True,
-            written=[self.directory / name for name in (LINES, STACKS, JUNIT)],
-            variables=self._variables_inside(),
-            passed=[name for name in self.options.pass_on if name in caller],
-            world_size=self.options.world_size,
-            log=log,
-            scratch=temporary,
-            watch=lambda: self._watch(activity),
-            directory=PROJECT,
-            limit=self.options.tests_limit,
-        )
 
     def _arguments(self, place: Place) -> list[str]:
         """The user's own configuration of pytest holds; what is added comes after it."""
@@ -187,6 +154,10 @@ class OwnTestsRun(LegRun):
             return path
         file, names, rest = path.partition("::")
         return os.path.relpath(file, self.options.project) + names + rest
+
+    @property
+    def _limit(self) -> float:
+        return self.options.tests_limit
 
     @property
     def _project(self) -> Path:
