@@ -372,10 +372,7 @@ class Change:
     @property
     def sentence(self) -> str:
         """`with torch 2.15.0 (was 2.14.1)`; what else changed in that night may have done it as well."""
-        if not self.causes:
-            flaky = self.was.flaky or self.now.flaky
-            return f"unexplained: no release and no commit changed{', and it is flaky' if flaky else ''}"
-        return f"with {' and '.join(map(str, self.causes))}"
+        return _explained(self.causes, flaky=self.was.flaky or self.now.flaky)
 
 
 @dataclass(frozen=True)
@@ -389,9 +386,13 @@ class LegChange:
 
     @property
     def sentence(self) -> str:
-        if not self.causes:
-            return "unexplained: no release and no commit changed"
-        return f"with {' and '.join(map(str, self.causes))}"
+        return _explained(self.causes)
+
+
+def _explained(causes: Sequence[Cause], *, flaky: bool = False) -> str:
+    if causes:
+        return f"with {' and '.join(map(str, causes))}"
+    return f"unexplained: no release and no commit changed{', and it is flaky' if flaky else ''}"
 
 
 def changes(followed: Sequence[Line], by_design: frozenset[str] = frozenset()) -> tuple[Change, ...]:

@@ -49,6 +49,7 @@ from runner.environments import (
     tail,
     torch_of,
     what_was_found,
+    why_not,
 )
 from runner.errors import MachineError
 from runner.images import DOCKERFILE, STEPS, Recipe, has_credentials
@@ -146,17 +147,10 @@ class Containers:
             base = self._base(leg, log)
             key = self._key(leg, base)
             return self._ready(leg, key, base, log, began)
-        except CannotPrepare as failure:
-            return self._failed(key, failure, log, began)
         except EngineError as error:
             return self._failed(key, CannotPrepare(error.at, str(error)), log, began)
-        except MachineError as error:
-            return self._failed(key, CannotPrepare("machine", str(error)), log, began)
-        except OSError as error:
-            sentence = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-            return self._failed(
-                key, CannotPrepare("machine", f"the image cannot be built here: {sentence}"), log, began
-            )
+        except (CannotPrepare, MachineError, OSError) as error:
+            return self._failed(key, why_not(error, "image"), log, began)
 
     def _base_of(self, leg: LegPlan) -> str:
         return self.where.base.replace("{python}", leg.python or "3").replace("{torch}", torch_of(leg).version)

@@ -31,6 +31,7 @@ from matrix.results import EnvironmentRecord, Reason
 from runner import checkouts, package_index
 from runner.cache import Cache, Lock, disk_usage
 from runner.errors import MachineError
+from runner.eviction import evict
 from runner.interpreters import Interpreter, usable
 from runner.package_index import IndexSettings
 from runner.processes import Ended, Processes, inherited
@@ -151,15 +152,8 @@ class Environments:
             base = usable(leg.python or "", self.interpreters)
             key = self.key(leg, base)
             ready = self._ready(leg, key, base, log, began)
-        except CannotPrepare as failure:
-            return self._failed(key, failure, log, began)
-        except MachineError as error:
-            return self._failed(key, CannotPrepare("machine", str(error)), log, began)
-        except OSError as error:
-            sentence = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-            return self._failed(
-                key, CannotPrepare("machine", f"the environment cannot be built here: {sentence}"), log, began
-            )
+        except (CannotPrepare, MachineError, OSError) as error:
+            return self._failed(key, why_not(error, "environment"), log, began)
         return ready
 
     def key(self, leg: LegPlan, base: Interpreter | None) -> str:
@@ -474,6 +468,16 @@ def what_was_found(ended: Ended, output: str, python: str) -> Found:
     return found
 
 
+def why_not(error: CannotPrepare | MachineError | OSError, what: str) -> CannotPrepare:
+    """Why an environment or an image cannot be had; what the machine says is the machine's fault."""
+    if isinstance(error, CannotPrepare):
+        return error
+    if isinstance(error, OSError):
+        sentence = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        return CannotPrepare("machine", f"the {what} cannot be built here: {sentence}")
+    return CannotPrepare("machine", str(error))
+
+
 def key_of(leg: LegPlan, index: IndexSettings, now: datetime, made_with: Mapping[str, object]) -> str:
     """A digest of what is installed, from where and with what, behind a name that a person can read."""
     torch = torch_of(leg)
@@ -762,24 +766,22 @@ def collect(
     that stay are counted without uv's cache, and uv's cache goes when both together are too much.
     """
     before = inventory(cache)
-    left = before.total - before.uv
-    removed: list[str] = []
-    in_use: list[str] = []
-    for environment in sorted(before.environments, key=lambda one: one.key not in first):
-        too_old = older_than is not None and now - environment.used > older_than
-        too_much = budget is not None and left > budget
-        if not (everything or too_old or too_much or environment.content is None):
-            continue
-        lock = cache.try_lock(environment.key, exclusive=True)
-        if lock is None:
-            in_use.append(environment.key)
-            continue
-        with lock:
-            cache.remove(environment.key)
-        removed.append(environment.key)
-        left -= environment.size
+
+    def remove(environment: Kept) -> bool:
+        cache.remove(environment.key)
+        return True
+
+    removed, in_use = evict(
+        sorted(before.environments, key=lambda one: one.key not in first),
+        cache,
+        remove,
+        budget=budget,
+        older_than=older_than,
+        everything=everything,
+        now=now,
+    )
     rest = inventory(cache) if removed else before
     over = everything or (budget is not None and rest.total > budget)
     cleaned = over and rest.uv > 0 and clean_uv()
     after = inventory(cache).total if cleaned else rest.total
-    return Removed(tuple(removed), tuple(in_use), cleaned, before.total, after)
+    return Removed(removed, in_use, cleaned, before.total, after)

@@ -11,18 +11,24 @@ from runner.cache import Cache
 from runner.containers import KEY, NAME, content_of, is_unfinished, own_names, used_file
 from runner.engine import Engine, EngineError, Image, NoEngine, find
 from runner.environments import Content
+from runner.eviction import evict
 from runner.processes import Cancellation, Processes
 
 
 @dataclass(frozen=True)
 class KeptImage:
-    """`content` None: its build was interrupted. `size` is with the layers that it shares."""
+    """`content` None: its build was interrupted."""
 
     key: str
     image: Image
     content: Content | None
     used: float
     in_use: bool
+
+    @property
+    def size(self) -> int:
+        """With the layers that it shares."""
+        return self.image.size
 
 
 @dataclass(frozen=True)
@@ -57,29 +63,20 @@ def collect(
     engine: Engine, cache: Cache, *, budget: int | None, older_than: float | None, everything: bool, now: float
 ) -> RemovedImages:
     """As with virtual environments: unfinished ones, what is too old, then the least recently used until all fit."""
-    there = inventory(engine, cache)
-    left = sum(one.image.size for one in there)
-    removed, in_use = [], []
-    for one in there:
-        too_old = older_than is not None and now - one.used > older_than
-        too_much = budget is not None and left > budget
-        if not (everything or too_old or too_much or one.content is None):
-            continue
-        lock = cache.try_lock(one.key, exclusive=True)
-        if lock is None:
-            in_use.append(one.key)
-            continue
-        with lock:
-            try:
-                _remove(engine, one.image)
-            except EngineError:  # a container of somebody's is made from it
-                in_use.append(one.key)
-                continue
-            with suppress(OSError):
-                used_file(cache, one.key).unlink()
-        removed.append(one.key)
-        left -= one.image.size
-    return RemovedImages(tuple(removed), tuple(in_use))
+
+    def remove(one: KeptImage) -> bool:
+        try:
+            _remove(engine, one.image)
+        except EngineError:  # a container of somebody's is made from it
+            return False
+        with suppress(OSError):
+            used_file(cache, one.key).unlink()
+        return True
+
+    kept = inventory(engine, cache)
+    return RemovedImages(
+        *evict(kept, cache, remove, budget=budget, older_than=older_than, everything=everything, now=now)
+    )
 
 
 def as_json(kept: list[KeptImage]) -> list[dict[str, object]]:
@@ -91,7 +88,7 @@ def as_json(kept: list[KeptImage]) -> list[dict[str, object]]:
             "torch": one.content.found.torch if one.content else None,
             "deepspeed": one.content.found.deepspeed if one.content else None,
             "complete": one.content is not None,
-            "bytes": one.image.size,
+            "bytes": one.size,
             "last_used": datetime.fromtimestamp(one.used, timezone.utc).isoformat(timespec="seconds"),
             "in_use": one.in_use,
         }
@@ -104,7 +101,7 @@ def line(one: KeptImage) -> str:
     deepspeed = f", DeepSpeed {found.deepspeed}" if found and found.deepspeed else ""
     what = f"torch {found.torch}{deepspeed}, python {found.python}" if found else "unfinished"
     used = datetime.fromtimestamp(one.used).strftime("%Y-%m-%d %H:%M")
-    size = f"{one.image.size / 2**30:.1f} GiB"
+    size = f"{one.size / 2**30:.1f} GiB"
     return f"{one.key}  image, {what}  {size}  used {used}{'  in use' if one.in_use else ''}"
 
 
