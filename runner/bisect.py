@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -52,16 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
         with interruption.handled(), budget(arguments.budget, work.processes.cancellation):
             config = environment_kind.settled(config, work.processes, os.environ)
             asked.environment = config.environment
-            caller = {**os.environ, **work.gpus_of(config)}
             track = _track(arguments, _listings(work))
             session = Session(
-                environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
+                environments=work.preparing(config),
                 options=settings.suite_options(asked, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 own_tests=lambda leg: (),
                 suite=suite.suite_directory(),
                 directory=directory,
-                caller=caller,
+                caller=work.caller_of(config),
                 progress=progress,
                 tool_version=program_version(),
             )

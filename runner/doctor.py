@@ -31,13 +31,12 @@ from runner import (
     engine_findings,
     environment_kind,
     gpu_findings,
-    interpreters,
     machine_findings,
     package_index,
     smoke,
     suite,
 )
-from runner.cache import Cache, cache_root
+from runner.cache import Cache
 from runner.cli import CURRENT_PYTHON
 from runner.disks import Disks
 from runner.engine import About
@@ -48,7 +47,7 @@ from runner.processes import Cancellation, Processes, inherited
 from runner.progress import standard
 from runner.settings import read_config
 from runner.suite import SuiteDescription
-from runner.uv import find_uv
+from runner.work import Work
 
 LIMIT, AT_LEAST = 8.0, 6.0
 """Seconds from the start of the program until the checks have to be through, and what they have on a busy machine."""
@@ -192,23 +191,14 @@ class Doctor:
 
     @classmethod
     def begin(cls, caller: Mapping[str, str], python: Path | None) -> Doctor:
-        processes = Processes(Cancellation())
-        cache = Cache(cache_root(caller))
+        work = Work.begin(standard(caller, quiet=True, verbose=False), caller)
         return cls(
-            processes=processes,
+            processes=work.processes,
             caller=caller,
-            cache=cache,
-            environments=Environments(
-                cache=cache,
-                processes=processes,
-                index=package_index.read_settings(caller),
-                interpreters=interpreters.find(caller),
-                caller=caller,
-                progress=standard(caller, quiet=True, verbose=False),
-                uv=find_uv,
-            ),
-            disks=Disks(processes, caller),
-            nvidia_smi=NvidiaSmi(processes, caller, ANSWER_LIMIT),
+            cache=work.environments.cache,
+            environments=work.environments,
+            disks=Disks(work.processes, caller),
+            nvidia_smi=NvidiaSmi(work.processes, caller, ANSWER_LIMIT),
             python=python.absolute() if python else None,
         )
 
@@ -268,15 +258,18 @@ class Doctor:
     def _toolkits(self, planned: Planned) -> list[Finding]:
         if planned.engine == "unused":
             return []
-        about = engine_findings.chosen(engine_findings.ask_all(self.processes, self.caller))
+        about = engine_findings.chosen(self._engines)
         return engine_findings.toolkit(about, planned, self.caller) if about else []
 
     def _engine(self, planned: Planned) -> list[Finding]:
-        answers = engine_findings.ask_all(self.processes, self.caller)
         return [
-            *engine_findings.findings(answers, planned),
-            *self._engine_disk(engine_findings.chosen(answers), planned),
+            *engine_findings.findings(self._engines, planned),
+            *self._engine_disk(engine_findings.chosen(self._engines), planned),
         ]
+
+    @functools.cached_property
+    def _engines(self) -> list[engine_findings.Asked]:
+        return engine_findings.ask_all(self.processes, self.caller)
 
     def _engine_disk(self, about: About | None, planned: Planned) -> list[Finding]:
         if about is None or not about.root or planned.engine != "required":

@@ -15,7 +15,7 @@ from matrix.config import Config
 from matrix.config_file import nearest
 from matrix.plan import Plan
 from matrix.planning import CurrentEnvironment, Machine
-from runner import checkouts, environment_kind, nvidia_smi, package_index
+from runner import checkouts, nvidia_smi, package_index
 from runner.cli import CURRENT_PYTHON
 from runner.environments import Ready
 from runner.errors import UsageError
@@ -41,7 +41,7 @@ def plan_here(
     if all(_names_one_release(text) for text in config.torch) and not any(one.is_open for one in deepspeeds):
         # What is installed already needs no index, nor a network.
         known = planning.make_plan(config, description, releases.bundled().available(), pythons, place)
-        if all(environment_kind.preparing(config, work.environments).is_ready(leg) for leg in known.legs):
+        if all(map(work.preparing(config).is_ready, known.legs)):
             return known, None
     answer = package_index.available_torch(work.environments.index, releases.bundled())
     if answer.note:

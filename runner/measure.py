@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 
@@ -52,16 +51,15 @@ def _measure(arguments: argparse.Namespace, make_plan: MakePlan) -> int:
             config = environment_kind.settled(config, work.processes, os.environ)
             planned, current = make_plan(arguments, config, description, work)
             planned = work.preflight(config).checked(planned, planned_of(config, planned.legs))
-            caller = {**os.environ, **work.gpus_of(config)}
             interruption.begin_work()
             session = Session(
-                environments=environment_kind.preparing(config, replace(work.environments, caller=caller)),
+                environments=work.preparing(config),
                 options=suite_options(arguments, config),
                 exclusions=lambda leg: planning.exclusions_of(leg, config),
                 own_tests=lambda leg: planning.own_tests_of(leg, config),
                 suite=suite.suite_directory(),
                 directory=directory,
-                caller=caller,
+                caller=work.caller_of(config),
                 progress=progress,
                 tool_version=program_version(),
                 current=current,

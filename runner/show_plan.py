@@ -27,7 +27,7 @@ def plan(arguments: argparse.Namespace) -> int:
         work = Work.begin(progress)
         config = environment_kind.settled(config, work.processes, os.environ)
         planned, _ = plan_here(arguments, config, description, work)
-        ready = {leg.id: environment_kind.preparing(config, work.environments).is_ready(leg) for leg in planned.legs}
+        ready = {leg.id: work.preparing(config).is_ready(leg) for leg in planned.legs}
     if arguments.runners == "cpu":
         # The configuration is of the code that is not trusted, and may name any runner for it.
         config = replace(config, runners=configuration.default(description).runners)

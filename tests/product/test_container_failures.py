@@ -131,6 +131,20 @@ def test_no_engine_at_all(tmp_path: Path) -> None:
     assert "there is no such program" in leg["detail"]
 
 
+def test_a_plan_looks_for_the_engine_once_for_all_legs(tmp_path: Path) -> None:
+    program = docker(tmp_path / "bin")
+    legs = [word for torch in ("2.11.0", "2.12.0", "2.13.0") for word in ("--torch", torch)]
+    done = running.run(
+        *("plan", "--environment", "container", "--deepspeed", "none", *legs),
+        cache=tmp_path / "cache",
+        directory=tmp_path,
+        more={"SP_COMPAT_ENGINE": str(program)},
+    )
+    assert len(done.stdout.splitlines()) == 3, done.stderr
+    asked = [line for line in Path(f"{program}.log").read_text().splitlines() if line.split()[0] == "info"]
+    assert len(asked) == 1
+
+
 def test_a_base_that_is_missing_harms_no_other_leg(tmp_path: Path) -> None:
     missing = {
         "image_inspect_base:2.12.0": [1, "[]", "Error: No such image: base:2.12.0"],
