@@ -165,7 +165,8 @@ def test_a_rank_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatc
         patched.setattr("spsuite.world._kill", lambda member: None)
         patched.setattr("spsuite.world.DEATH_LIMIT", 0.1)
         began = time.monotonic()
-        made.run({"all": "stop"}, 0.5)
+        ends = made.run({"all": "stop"}, 0.5)
+        assert [end.event.what for end in ends] == ["silent", "silent"], ends
         ended = _reap(made._members[0])
         made.close()
         took = time.monotonic() - began
